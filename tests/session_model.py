@@ -14,7 +14,9 @@ rules of Beam and Kafka need no intervals:
 4. A session that touches closed ones, which it would have merged, overlaps them; ``strict`` calls the
    event late instead.
 
-Panes are as the Dataflow model has them: early, on time, late; by count. Whole numbers stand for time.
+Panes are as the Dataflow model has them: early, on time, late; by count. With ``once`` the first pane of a
+session finishes it, and a merged session is finished if one of its parts is (Beam, ``AfterPane.onMerge``): what it
+gets then, or has in no pane yet, is left out. Whole numbers stand for time.
 """
 
 from collections import Counter
@@ -33,6 +35,7 @@ class Rules:
     early: int | None = None  # panes by count
     late: int | None = None
     apart_by_end: bool = False
+    once: bool = False
 
 
 @dataclass
@@ -64,6 +67,7 @@ class Sessions:
         self.open = []
         self.closed = []  # (start, end, last, overlaps, values)
         self.late = []
+        self.left_out = 0
         self.rows = Counter()  # (diff, start, end, values, overlaps, pane kind and index)
 
     # ── events ──────────────────────────────────────────────────────────────────────────────
@@ -108,6 +112,9 @@ class Sessions:
         )
         self.open = [s for s in self.open if s not in touched] + [merged]
         merged.done = merged.last < now
+        if self.rules.once and with_panes:
+            merged.panes, self.left_out = 1, self.left_out + len(merged.fresh)
+            merged.fresh = []
         count = self.rules.late if merged.done else self.rules.early
         if self.tells_panes and count and len(merged.fresh) >= count:
             self.fire(merged, "late" if merged.done else "early")
@@ -141,7 +148,7 @@ class Sessions:
 
     def owed(self, session):
         """When the first row that a session must take back would be late itself."""
-        if self.rules.mode == "discard" or not session.emitted:
+        if self.in_parts or not session.emitted:
             return NEVER
         if (
             all(self.same(emitted, session) for emitted in session.emitted)
@@ -157,12 +164,15 @@ class Sessions:
 
     # ── panes ───────────────────────────────────────────────────────────────────────────────
 
+    @property
+    def in_parts(self):
+        return self.rules.mode == "discard" or self.rules.once
+
     def fire(self, session, kind):
-        discards = self.rules.mode == "discard"
-        said = session.fresh if discards else session.values
+        said = session.fresh if self.in_parts else session.values
         values = (len(said), sum(said), session.overlaps)
         fresh, session.fresh = session.fresh, []
-        if discards:
+        if self.in_parts:
             if fresh:
                 self.tell(1, session, values, kind)
                 session.panes += 1

@@ -32,6 +32,7 @@ _MODULES: dict[str, str] = {
             "max max_by mean min min_by quantile quantiles set stddev sum top_k variance"
         ),
         "millstream.pipeline.app": "App",
+        "millstream.pipeline.debezium": "Debezium debezium",
         "millstream.pipeline.dedup": "bloom",
         "millstream.pipeline.device_clock": "device_time",
         "millstream.pipeline.stream": "Stream Windowed",
@@ -73,6 +74,8 @@ if TYPE_CHECKING:
     from millstream.lookups.sql_lookup import sql_lookup as sql_lookup
     from millstream.pipeline.aggregates import *  # noqa: F403
     from millstream.pipeline.app import App as App
+    from millstream.pipeline.debezium import Debezium as Debezium
+    from millstream.pipeline.debezium import debezium as debezium
     from millstream.pipeline.dedup import bloom as bloom
     from millstream.pipeline.device_clock import device_time as device_time
     from millstream.pipeline.stream import Stream as Stream

@@ -20,6 +20,7 @@ carry the data. A message names the value seen, what is allowed, and the next st
     │   └── ProducerFencedError     a newer producer of the same name has taken over
     ├── ConflictError           the state has moved on: reload, decide again
     │   ├── TopicRecreatedError     positions in the topic mean nothing any more: start over
+    │   ├── DeletionsLostError      a table missed deletions that compaction removed: reset the app
     │   ├── OutOfOrderSequenceError records before these are missing: send those first
     │   ├── TransactionAbortedError the transaction was aborted: begin another, send again
     │   └── FencePassedError        the work of this batch id is committed already: skip it
@@ -103,6 +104,13 @@ class TopicRecreatedError(ConflictError):
     """The topic was deleted and created again: positions in the old one mean nothing in the new.
 
     Delete the positions, and start over; ``millstream reset`` does this for an app.
+    """
+
+
+class DeletionsLostError(ConflictError):
+    """Compaction removed deletions that an app had not read, so its table would keep deleted rows.
+
+    Reset the app: ``millstream reset`` has it built again from what the log holds today.
     """
 
 

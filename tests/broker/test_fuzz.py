@@ -168,7 +168,7 @@ def test_who_names_any_number_of_producers_fills_no_memory(tmp_path: Path) -> No
                     if number % 1000 == 0:
                         await handle_request(node, call)
                     else:
-                        is_held_up(node, call, number)
+                        is_held_up(node, call)
                 return len(node.producer_connections)
             finally:
                 await asyncio.to_thread(node.close)

@@ -96,6 +96,19 @@ def test_an_end_that_was_held_up_does_not_end_the_next_transaction(broker, raw_c
         assert made.end(commit=False) == 0
 
 
+def test_a_later_connection_of_the_one_who_was_replaced_holds_nothing_up(
+    broker, raw_client
+) -> None:
+    """A producer that was cut off looks for its broker again, after the next one has begun."""
+    old = Producer(raw_client)
+    new = Producer(raw_client)
+    assert new.add(0) == [0]
+    with RawClient(broker.address) as later:
+        assert old.end(commit=False, raw_client=later) == ErrorCode.PRODUCER_FENCED
+    assert new.send(b"v") == 0
+    assert new.end(commit=True) == 0
+
+
 def test_records_outside_of_a_transaction_are_refused(raw_client) -> None:
     made = Producer(raw_client)
     assert made.send(b"early") == ErrorCode.INVALID_TXN_STATE

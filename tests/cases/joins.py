@@ -4,10 +4,13 @@ Both sides are rows of the case's topic: ``part`` says which, ``id`` is what the
 compared. So one clock goes for both, as Kafka's stream time does.
 
 Sources: Kafka Streams, the documentation's table of joins, KStreamKStreamOuterJoinTest,
-AbstractJoinIntegrationTest; Flink, IntervalJoinITCase, TemporalJoinITCase; DuckDB, test_asof_join.
+AbstractJoinIntegrationTest; Flink, IntervalJoinITCase, TemporalJoinITCase; RisingWave,
+event_time_temporal_join.slt; DuckDB, test_asof_join, test_asof_join_integers, test_asof_join_inequalities.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import polars as pl
 from cases.case import LONG, Answer, Case, Reach, event, when
@@ -413,4 +416,112 @@ AS_OF = [
     ),
 ]  # fmt: skip
 
-CASES = [*INTERVALS, *LOOKUPS, *AS_OF]
+# ── J2: orders are updated and deleted before the watermark has passed them, and after it ───────
+
+
+def orders_as_a_table(stream, name):
+    """Orders and their deletions are events; behind the join they are a table again."""
+    orders, rates = (
+        stream.filter(pl.col("part") == side, name=f"{name}/side {side}").select(
+            "key", *own, name=f"{name}/columns {side}"
+        )
+        for side, own in ((LEFT, ("id", "n")), (RIGHT, ("n",)))
+    )
+    joined = orders.join_asof(rates.table("key", name=f"{name}/rates"), "key", name=f"{name}/join")
+    final = joined.table("id", deleted=pl.col("n").is_null(), unbounded=True, name=f"{name}/final")
+    return {"left": final, "inner": final.filter(pl.col("n_right").is_not_null())}
+
+
+def order(at, number, currency, amount):
+    return event(60 * at, amount, currency, id=str(number), part=LEFT)
+
+
+def rate(at, currency, cents):
+    return event(60 * at, cents, currency, part=RIGHT)
+
+
+WITH_CENTS = [("1", 20, 110), ("2", 10, 120), ("3", 10, None)]
+RISINGWAVE = Case(
+    "J2",
+    "an order that is deleted in time has no row",
+    [
+        rate(0, "USD", 100), rate(0, "EUR", 110), rate(10, "EUR", 120), rate(20, "USD", 100),
+        order(5, 1, "EUR", 10), order(5, 1, "EUR", 20), order(6, 3, "GBP", 10), order(12, 2, "EUR", 10),
+        order(7, 4, "EUR", 7), order(7, 4, "EUR", None), order(20, 5, "USD", 1),
+        Reach(60 * 19),
+        order(5, 1, "EUR", 30), order(12, 2, "EUR", None),  # too late
+    ],
+    orders_as_a_table,
+    {
+        "left": Answer("id n n_right", WITH_CENTS),
+        "inner": Answer("id n n_right", [found for found in WITH_CENTS if found[2] is not None]),
+    },
+    delay=HOUR,
+    late=2,
+)  # fmt: skip
+
+# ── J4: DuckDB's comparisons ────────────────────────────────────────────────────────────────────
+
+WIDE = "36500 days"
+DAY = 86400
+FIRST, LAST = -14610.0 * DAY, 36159.0 * DAY  # 1930 and 2069
+COMPARISONS = {
+    ">=": {"quotes": True},
+    ">": {"quotes": True, "allow_equal": False},
+    "<=": {"quotes": True, "direction": "forward", "tolerance": WIDE},
+    "<": {"quotes": True, "direction": "forward", "tolerance": WIDE, "allow_equal": False},
+}
+
+
+def compared(says, probes, events, **answers):
+    """A case of rows by their number, with what each comparison gives each of them."""
+    rows = [row(at, "l", str(number)) for number, at in enumerate(probes)]
+    rows += [row(at, "r", str(value)) for at, value in events]
+    nowhere = [event(0, None, "k", id="-10", part=side) for side in (LEFT, RIGHT)]
+    rows += [replace(given, at=None) for given in nowhere]  # dead letters
+    names = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    found = {
+        name: [f"{n}+{'null' if v is None else v}" for n, v in enumerate(values)]
+        for name, values in answers.items()
+    }
+    return as_of(
+        "J4",
+        f"DuckDB's {says}",
+        [*rows, Reach(100_000 * DAY)],
+        found,
+        joins={name: COMPARISONS[names[name]] for name in answers},
+        delay=73_000 * DAY,
+        rule={"future_max": "150000 days"},
+        dead=2,
+    )
+
+
+HOURS = [3600 * n for n in range(10)]
+DUCKDB = [
+    compared(
+        "integers",
+        range(10),
+        [(1, 0), (3, 1), (6, 2), (8, 3), (999_999, 9)],
+        ge=[None, 0, 0, 1, 1, 1, 2, 2, 3, 3],
+    ),
+    compared(
+        "inequalities, with the first and the last time",
+        [*HOURS, LAST],
+        [*((3600 * (n + 1), n) for n in range(4)), (LAST, 9), (FIRST, -1)],
+        gt=[-1, -1, 0, 1, 2, 3, 3, 3, 3, 3, 3],
+        le=[0, 0, 1, 2, 3, 9, 9, 9, 9, 9, 9],
+        lt=[0, 1, 2, 3, 9, 9, 9, 9, 9, 9, None],
+    ),
+    as_of(
+        "J4",
+        "DuckDB's null keys, which are equal only where that is said",
+        [
+            row(5, "l", "1", None), row(5, "l", "3", "A"), row(3, "r", "10", None), row(3, "r", "20", "A"),
+            Reach(LONG),
+        ],
+        {"safe": ["1+10", "3+20"], "plain": ["1+null", "3+20"]},
+        joins={"safe": {"quotes": True, "nulls_equal": True}, "plain": {"quotes": True}},
+    ),
+]  # fmt: skip
+
+CASES = [*INTERVALS, *LOOKUPS, *AS_OF, RISINGWAVE, *DUCKDB]

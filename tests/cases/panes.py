@@ -1,6 +1,5 @@
 """Cases E: triggers and accumulation; F: late data. What needs running time is in `BOOK`."""
 
-import polars as pl
 from cases.case import Answer, Case, Reach, event
 
 import millstream as ms
@@ -188,11 +187,10 @@ COUNTED = {"early": ms.after_count(2), "suppress_unchanged": False}
 
 
 def first_early_pane(stream, name):
-    """A trigger that fires once: of the panes by count, only the first."""
+    """A trigger that fires once closes its window."""
     windowed = stream.window(ms.tumbling("10 seconds"), by="key", name=name)
-    parts = windowed.emit("discard", early=ms.after_count(2), panes=True).agg(total=ms.sum("n"))
-    once = (pl.col("pane_kind") == "early") & (pl.col("pane_index") == 0)
-    return {"out": parts.filter(once, name=f"{name}/once")}
+    once = ms.once(ms.after_count(2))
+    return {"out": windowed.emit("discard", early=once, panes=True).agg(total=ms.sum("n"))}
 
 
 TRANSCRIPTS = [
@@ -267,6 +265,7 @@ TRANSCRIPTS = [
         changelog((0, 3)),
         delay=None,
         lateness=3600,
+        late=1,
     ),
 ]
 

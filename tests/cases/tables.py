@@ -1,10 +1,11 @@
-"""Cases I1 and K: tables that are joined, grouped and ranked, after each step of a history.
+"""Cases I, I1, J3 and K: tables that are joined, grouped and ranked, after each step of a history.
 
 What a table holds after a step is what it holds of a history that ends there. So every case is there once for
 each of its steps, all in the same topics: the names of each are its own (``03/ann``). The topics are cut into
 batches anywhere, and their keys are spread over all partitions.
 
-Sources: Kafka Streams, the documentation's KTable groupBy, KTableKTableForeignKeyJoinIntegrationTest; DBSP.
+Sources: Kafka Streams, the documentation's KTable groupBy, AbstractJoinIntegrationTest,
+TableTableJoinIntegrationTest, KTableKTableForeignKeyJoinIntegrationTest; RisingWave, asof_join.slt; DBSP.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 import polars as pl
 from cases.case import when
+from cases.joins import KAFKA
 
 import millstream as ms
 from millstream import testing
@@ -152,6 +154,49 @@ def run(trials: Sequence[TableTrial], **options: Any) -> None:
         trial.check(out)
 
 
+# ── I: Kafka's joins of two tables, inner, left and full ────────────────────────────────────────
+
+# After the n-th input; "·" is no row. Kafka's lists have what changes, these what the table is then.
+UNVERSIONED = {
+    "inner": "· · · A-a B-a B-b · · · C-c · · · · D-d · · · E-e · · · F-f",
+    "left": "· · A-null A-a B-a B-b · · C-null C-c C-null · · · D-d · · · E-e · · F-null F-f",
+    "full": "· · A-null A-a B-a B-b null-b · C-null C-c C-null · · null-d D-d null-d · null-e E-e null-e · "
+    "F-null F-f",
+}
+VERSIONED = {
+    "inner": "· · · A-a B-a B-b · · · C-c · · · · · · · · E-e E-e E-e E-e E-e",
+    "left": "· · A-null A-a B-a B-b · · C-null C-c C-null · · · · · · · E-e E-e E-e E-e E-e",
+    "full": "· · A-null A-a B-a B-b null-b · C-null C-c C-null · · · · · · null-e E-e E-e E-e E-e E-e",
+}
+
+
+def of_one_key(order: str, states: Mapping[str, str]) -> TableCase:
+    def build(topics, name):
+        left, right = (
+            topics[side].table(order=order, time="at", deleted=pl.col("deleted")).select("id", "v")
+            for side in "LR"
+        )
+        return {how: left.join(right, "id", how=how, name=f"{name}/{how}") for how in states}
+
+    steps = []
+    for number, said in enumerate(KAFKA.split()):
+        side, value, at = said[0], said[1], when(int(said[2:]))
+        gone = value == "∅"
+        found = {how: _pairs_of(held.split()[number]) for how, held in states.items()}
+        steps.append(
+            Step([(side, Fact("k", v=None if gone else value, at=at, deleted=gone))], found)
+        )
+    says = f"Kafka's inputs, two tables by {order}"
+    return TableCase("I", says, ["L", "R"], build, dict.fromkeys(states, "id v v_right"), steps)
+
+
+def _pairs_of(said: str) -> list[tuple[str | None, ...]]:
+    values = [None if value == "null" else value for value in said.split("-")]
+    return [] if said == "·" else [("k", *values)]
+
+
+OF_ONE_KEY = [of_one_key("offset", UNVERSIONED), of_one_key("time", VERSIONED)]
+
 # ── I1: Kafka's table of groupBy and aggregate: regions of users, and the lengths of their names ────
 
 
@@ -184,6 +229,65 @@ I1 = TableCase(
         sized(user("bob", "E"), A=5, E=3),
     ],
 )
+
+# ── J3: RisingWave's as-of join by numbers, which is maintained; ties go to the smallest key ────
+
+
+def nearest(how: str) -> Callable[[Mapping[str, ms.Topic], str], Mapping[str, ms.Table]]:
+    """The nearest row of the other table is the first one of a top over the join."""
+
+    def build(topics, name):
+        t1 = topics["t1"].table().select("id", "ref", "n")
+        t2 = topics["t2"].table().select("ref", "n", near="id")
+        ahead = how == "inner"
+        near = pl.col("n") <= pl.col("n_right") if ahead else pl.col("n") > pl.col("n_right")
+        order = [("n_right", "asc" if ahead else "desc"), ("near", "asc")]
+        pairs = t1.join(t2, "ref", how=how, where=near, name=f"{name}/join")
+        return {"nearest": pairs.top(1, by=order, per="id", rank="place", name=f"{name}/top")}
+
+    return build
+
+
+def one(v1, v2, v4):
+    return ("t1", Fact(str(v4), ref=str(v1), n=v2))
+
+
+def other(v1, v2, v3):
+    return ("t2", Fact(str(v3), ref=str(v1), n=v2))
+
+
+def near(*written, found=None):
+    return Step(written, {"nearest": [] if found is None else [found]})
+
+
+def as_of_by_numbers(how, *steps):
+    columns = {"nearest": "id n n_right near"}
+    says = f"RisingWave's maintained as-of join, {how}"
+    return TableCase("J3", says, ["t1", "t2"], nearest(how), columns, steps)
+
+
+J3 = [
+    as_of_by_numbers(
+        "inner",
+        near(one(1, 2, 3)),
+        near(other(1, 3, 4), found=("3", 2, 3, "4")),
+        near(other(1, 2, 3), found=("3", 2, 2, "3")),
+        near(("t1", "3")),
+        near(one(2, 3, 4), other(2, 3, 6), found=("4", 3, 3, "6")),
+        near(other(2, 3, 7), found=("4", 3, 3, "6")),
+        near(other(2, 3, 5), found=("4", 3, 3, "5")),
+        near(other(2, 3, 1), other(2, 3, 2), found=("4", 3, 3, "1")),
+    ),
+    as_of_by_numbers(
+        "left",
+        near(one(1, 2, 3), other(1, 2, 4), found=("3", 2, None, None)),
+        near(other(1, 1, 3), found=("3", 2, 1, "3")),
+        near(("t1", "3")),
+        near(one(2, 3, 4), *(other(2, 2, n) for n in (6, 7, 5)), found=("4", 3, 2, "5")),
+        near(other(2, 2, 1), other(2, 2, 2), found=("4", 3, 2, "1")),
+        near(*(("t2", str(n)) for n in (6, 7, 5, 1, 2)), found=("4", 3, None, None)),
+    ),
+]
 
 # ── K1: a timeline ──────────────────────────────────────────────────────────────────────────────
 
@@ -486,7 +590,7 @@ K4 = [
     ),
 ]
 
-CASES = [I1, K1, *K2, K3, *K4]
+CASES = [*OF_ONE_KEY, I1, *J3, K1, *K2, K3, *K4]
 
 
 def trials_of(cases: Sequence[TableCase], partitions: Sequence[int]) -> list[TableTrial]:

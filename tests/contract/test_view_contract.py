@@ -1,10 +1,14 @@
-"""What every view store promises, tried on each: SQLite in the app's folder, and PostgreSQL."""
+"""What every view store promises, tried on each.
+
+These are an app's own store in SQLite and in PostgreSQL, and views in PostgreSQL beside it.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
 import itertools
 import math
+import pkgutil
 import threading
 from contextlib import ExitStack
 from decimal import Decimal
@@ -27,20 +31,21 @@ from millstream.kernels.state.keyhash import Buckets
 from millstream.views.commit.committer import BatchResult
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.query import Query
-from millstream.views.state_store.store import StateStore
+from millstream.views.store_location import open_state_store, parse_state_store
 
 
 class Store:
     """A place for views, opened as a job does to write, and as a reader does to read."""
 
-    def __init__(self, folder, url=None):
+    def __init__(self, folder, url=None, state_store=None):
         self.folder, self.url = folder, url
+        self.state_store = folder / "views.db" if state_store is None else state_store
         self._open = ExitStack()
         self._numbers = itertools.count(8)
 
     def reader(self):
         if self.url is None:
-            return self._open.enter_context(StateStore(self.folder / "views.db", readonly=True))
+            return self._open.enter_context(open_state_store(self.state_store, readonly=True))
         from millstream.views.postgres.reader import PostgresViewReader
 
         return self._open.enter_context(PostgresViewReader(self.url))
@@ -53,7 +58,7 @@ class Store:
 
     def job(self, *views, app="app", job="main", checkpoint_id="one"):
         plan = JobPlan(app, (), (), (), views, Buckets(1))
-        return Job(self._open, plan, self.folder, job, checkpoint_id)
+        return Job(self._open, plan, self, job, checkpoint_id)
 
     def close(self):
         self._open.close()
@@ -62,9 +67,9 @@ class Store:
 class Job:
     """A run of a job that commits batch after batch."""
 
-    def __init__(self, stack, plan, folder, job, checkpoint_id):
-        state_store, log = folder / "views.db", folder / "log"
-        self.committer = stack.enter_context(open_committer(plan, state_store, log))
+    def __init__(self, stack, plan, store, job, checkpoint_id):
+        opened = open_committer(plan, store.state_store, store.folder / "log")
+        self.committer = stack.enter_context(opened)
         self.batch_id = self.committer.begin_run(job, checkpoint_id)
 
     def commit(self, position=None, **rows):
@@ -74,10 +79,13 @@ class Job:
         return done
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgresql", "state in postgresql"])
 def store(request, tmp_path):
     url = None if request.param == "sqlite" else request.getfixturevalue("database")
-    opened = Store(tmp_path, url)
+    if request.param == "state in postgresql":
+        opened = Store(tmp_path, state_store=parse_state_store(url, "app", what="The store"))
+    else:
+        opened = Store(tmp_path, url)
     yield opened
     opened.close()
 
@@ -376,11 +384,13 @@ def test_what_is_not_there_is_told_with_what_there_is(store):
 
 
 def test_old_changes_are_forgotten_and_asking_for_them_says_so(store, monkeypatch):
-    for module in ("state_store.store.StateStore", "sinks.postgres.PostgresSink"):
-        if store.url is None and module.startswith("postgres"):
-            continue
+    for module in (
+        "state_store.sqlite_store.SqliteStateStore",
+        "postgres.state_store.PostgresStateStore",
+        "sinks.postgres.PostgresSink",
+    ):
         path = f"millstream.views.{module}.__init__.__kwdefaults__"
-        monkeypatch.setitem(_resolved(path), "changes_kept", 5)
+        monkeypatch.setitem(pkgutil.resolve_name(path), "changes_kept", 5)
     job = store.job(store.view("counts", COUNTS, "word"))
     for n in range(6):
         job.commit(counts=counts(a=n, b=n))
@@ -389,16 +399,6 @@ def test_old_changes_are_forgotten_and_asking_for_them_says_so(store, monkeypatc
     with pytest.raises(OffsetOutOfRangeError, match="changes 1 to 6 are gone") as caught:
         read.changes("counts")
     assert (caught.value.start, caught.value.end) == (7, 13)
-
-
-def _resolved(path):
-    import importlib
-
-    parts = path.split(".")
-    found = importlib.import_module(".".join(parts[:3]))
-    for part in parts[3:]:
-        found = getattr(found, part)
-    return found
 
 
 def test_a_batch_larger_than_a_slice_is_one_batch(store, monkeypatch):
@@ -479,6 +479,7 @@ def test_rows_and_change_log_agree_with_a_dictionary(store, batches):
         assert {change[3] for change in changes} == differing
         assert len(changes) == len(differing)
     assert dict(read.scan(view.name).rows()) == model == replayed
+    store.close()  # each example has connections of its own
 
 
 SORTED_KINDS = {

@@ -60,6 +60,7 @@ LOWERED: dict[str, dict[str, float]] = {
     "kernels.windows.sliding_windows": {"_SLOTS_PER_SIZE": 1},
     "kernels.state.sorted_runs": {"PART_ROWS": 2, "_SAMPLES": 1},
     "kernels.windows.window_operator": {"SLOTS_OPEN_MAX": 1, "_APART": 0, "_SAMPLED_MIN": 1},
+    "kernels.tables.group_sets": {"_ID_BITS": 1, "_VALUE_BITS": 1, "_SETS_MAX": 2, "_FEW": 1},
     "log.archive": {"ROWS_PER_GROUP": 2, "_GROUPS_PER_READ": 1},
     "log.batch": {"_COPIED_BYTES_MAX": 1},
     "log.batch_reader": {"_BLOCK_BYTES": 1, "_PLACES_MAX": 1, "_SEARCH_BYTES": 1},
@@ -86,6 +87,7 @@ LOWERED: dict[str, dict[str, float]] = {
         "_YIELD_BYTES": 1,
     },
     "spark.stages.executor": {"DRIVER_BYTES_MAX": 1},
+    "views.state_store.sqlite_upsert": {"_COMPARED_ROWS": 1, "_PART_ROWS": 2},
     "views.sinks.dataset": {"_BEGINNING_BYTES": 1, "_NAME_BYTES_MAX": 34},
     "views.dead_letters": {"SLICE_ROWS": 2},
     "views.postgres.view_table": {"_ENTRY_BYTES_MAX": 200},  # room for the beginnings of four texts

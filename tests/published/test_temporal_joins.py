@@ -4,11 +4,12 @@ Sources: Kafka Streams, AbstractJoinIntegrationTest (its 23 inputs) and StreamTa
 Flink, TemporalJoinITCase (rates of currencies); RisingWave, event_time_temporal_join.slt; DuckDB, test_asof_join.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 import polars as pl
 import pytest
+from published.batchings import replayed
 
 import millstream as ms
 from millstream import testing
@@ -16,7 +17,6 @@ from millstream.testing import Row, Watermark
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 END = START + timedelta(days=9)
-BATCHINGS = 5
 
 
 def at(seconds):
@@ -42,7 +42,7 @@ def unordered(**options):
 
 
 def app_with(*, delay=unordered, order="offset"):
-    app = ms.App("joined", log="unused")
+    app = ms.App("joined", log="unused", buckets=2)
     left = app.topic("left", Left, key="k").stream(time="at", watermark=delay())
     right = app.table(
         "right",
@@ -84,40 +84,73 @@ def closed(inputs):
     return {topic: [*rows, Watermark(topic, at=END)] for topic, rows in inputs.items()}
 
 
-def test_kafkas_inputs_looked_up_in_the_latest_table():
-    app, left, right = app_with()
-    left.lookup(right, "k").view("out", key="v")
-    out = testing.run(app, kafka_inputs())
-    assert sorted(joined(out)) == ["A-null", "B-a", "C-null", "D-d", "E-e", "F-null"]
+@dataclass
+class Said:
+    at: datetime
+    side: str
+    k: str
+    says: str | None
 
 
-def test_kafkas_inputs_looked_up_with_inner_leave_out_what_finds_nothing():
-    app, left, right = app_with()
-    left.lookup(right, "k", how="inner").view("out", key="v")
-    out = testing.run(app, kafka_inputs())
-    assert sorted(joined(out)) == ["B-a", "D-d", "E-e"]
+def in_turn(rows):
+    """Let each row arrive a millisecond after the one before."""
+    return [Row(row, at=START + timedelta(milliseconds=number)) for number, row in enumerate(rows)]
+
+
+def looked_up(*orders):
+    """Look rows up that come from the topic of the table, so that their common order is that of the log."""
+    app = ms.App("looked-up", log="unused", buckets=2)
+    both = app.topic("both", Said, key="k").stream(time="at", watermark=unordered())
+    left, right = (
+        both.filter(pl.col("side") == side).select("at", "k", **{column: "says"})
+        for side, column in (("L", "v"), ("R", "w"))
+    )
+    for order in orders:
+        table = right.table("k", order=order, deleted=pl.col("w").is_null())
+        for how in ("left", "inner"):
+            left.lookup(table, "k", how=how).view(f"{how}_{order}", key=["k", "v"])
+    return app
+
+
+def test_kafkas_inputs_looked_up_in_the_latest_table_and_inner_leaves_out_what_finds_nothing():
+    rows = []
+    for said in KAFKA.split():
+        side, value = said[0], None if said[1] == "∅" else said[1]
+        if side == "R" or value:
+            rows.append(Said(at(int(said[2:])), side, "k", value))
+    for out in replayed(looked_up("offset"), {"both": in_turn(rows)}):
+        found = ["A-null", "B-a", "C-null", "D-d", "E-e", "F-null"]
+        assert sorted(joined(out, "left_offset")) == found
+        assert sorted(joined(out, "inner_offset")) == ["B-a", "D-d", "E-e"]
 
 
 def test_kafkas_inputs_joined_as_of_their_times():
+    """Kafka has emitted A when f@3 comes. Here A waits, and finds f among the versions of its time."""
     app, left, right = app_with()
-    left.join_asof(right, "k").view("out", key="v")
+    left.join_asof(right, "k").view("out", key=["k", "v"])
     inputs = kafka_inputs()
-    last = inputs["right"].pop()
-    out = testing.replay(app, closed(inputs), batchings=BATCHINGS)
-    assert sorted(joined(out)) == ["A-null", "B-a", "C-null", "D-b", "E-e", "F-a"]
-    # Kafka has emitted A when f@3 comes. Here A waits, and finds f among the versions of its time.
-    inputs["right"].append(last)
-    out = testing.replay(app, closed(inputs), batchings=BATCHINGS)
-    assert sorted(joined(out)) == ["A-f", "B-a", "C-null", "D-b", "E-e", "F-a"]
+    but_the_last = {"left": inputs["left"], "right": inputs["right"][:-1]}
+    both = {
+        topic: [
+            *rows,
+            *(replace(row, values=replace(row.values, k="but f")) for row in but_the_last[topic]),
+        ]
+        for topic, rows in inputs.items()
+    }
+    for out in replayed(app, closed(both)):
+        found = {k: sorted(joined({"out": out["out"].filter(k=k)})) for k in ("k", "but f")}
+        assert found["but f"] == ["A-null", "B-a", "C-null", "D-b", "E-e", "F-a"]
+        assert found["k"] == ["A-f", "B-a", "C-null", "D-b", "E-e", "F-a"]
 
 
 def test_kafkas_inputs_with_a_wait_of_two_seconds():
     """A stream row that is later than the wait is late here; Kafka joins it at once, with what is there."""
     app, left, right = app_with(delay=lambda: ms.watermark("2 seconds", idle=None))
     left.join_asof(right, "k").view("out", key="v")
-    out = testing.run(app, kafka_inputs(), partitions=1)
-    assert sorted(joined(out)) == ["A-null", "B-a", "C-null"]  # E waits
-    assert out.late == 2 + 4  # D, F; d@7, ∅@3, ∅@9, f@3
+    # In several partitions the others, which have nothing, would hold the watermark.
+    for out in replayed(app, kafka_inputs(), partitions=(1,)):
+        assert sorted(joined(out)) == ["A-null", "B-a", "C-null"]  # E waits
+        assert out.late == 2 + 4  # D, F; d@7, ∅@3, ∅@9, f@3
 
 
 # ── rates of currencies ─────────────────────────────────────────────────────────────────────
@@ -139,13 +172,14 @@ class Rate:
     op: str = "u"
 
 
-def rates_app(**asof):
-    app = ms.App("rates", log="unused")
+def rates_app():
+    app = ms.App("rates", log="unused", buckets=2)
     orders = app.topic("orders", Order, key="id").stream(time="at", watermark=unordered())
     rates = app.topic("rates", Rate, key="currency").table(
         time="at", watermark=unordered(), deleted=pl.col("op") == "d"
     )
-    orders.join_asof(rates.drop("op"), "currency", **asof).view("out", key="id")
+    for how in ("left", "inner"):
+        orders.join_asof(rates.drop("op"), "currency", how=how).view(how, key="id")
     return app
 
 
@@ -176,28 +210,18 @@ FLINK = {
 
 
 def test_flinks_orders_have_the_rate_of_their_time_and_none_after_its_deletion():
-    out = testing.replay(rates_app(), closed(FLINK), batchings=BATCHINGS)["out"]
-    assert out.select("id", "rate").rows() == [
-        (1, 114),
-        (2, 106),
-        (3, 702),
-        (4, 118),
-        (5, None),
-        (7, None),
-    ]
-
-
-def test_flinks_inner_join_leaves_out_orders_without_a_rate():
-    out = testing.replay(rates_app(how="inner"), closed(FLINK), batchings=BATCHINGS)["out"]
-    assert out["id"].to_list() == [1, 2, 3, 4]
+    for out in replayed(rates_app(), closed(FLINK)):
+        found = out["left"].select("id", "rate").rows()
+        assert found == [(1, 114), (2, 106), (3, 702), (4, 118), (5, None), (7, None)]
+        assert out["inner"]["id"].to_list() == [1, 2, 3, 4]
 
 
 def test_a_deletion_counts_from_its_own_time_and_not_from_that_of_the_row_before():
     """Flink's anomaly of the before-time: order 3 would have no rate."""
     rates = [Rate(minute(0), "RMB", 702), Rate(minute(2), "RMB", None, "d")]
     inputs = {"orders": [Order(minute(1.9), 3, "RMB", 40), Order(minute(2), 5, "RMB", 1)]}
-    out = testing.replay(rates_app(), closed({**inputs, "rates": rates}), batchings=BATCHINGS)
-    assert out["out"]["rate"].to_list() == [702, None]
+    for out in replayed(rates_app(), closed({**inputs, "rates": rates})):
+        assert out["left"]["rate"].to_list() == [702, None]
 
 
 # ── RisingWave: emitted once, when both watermarks have passed ──────────────────────────────
@@ -206,10 +230,8 @@ def test_a_deletion_counts_from_its_own_time_and_not_from_that_of_the_row_before
 def test_risingwaves_row_has_the_update_that_came_before_the_watermark():
     rates = [Rate(minute(0), "EUR", 100), Rate(minute(0), "EUR", 110)]
     orders = [Order(minute(1), 1, "EUR", 20), Order(minute(1), 2, "GBP", 5)]
-    out = testing.replay(
-        rates_app(), closed({"orders": orders, "rates": rates}), batchings=BATCHINGS
-    )
-    assert out["out"].select("id", "amount", "rate").rows() == [(1, 20, 110), (2, 5, None)]
+    for out in replayed(rates_app(), closed({"orders": orders, "rates": rates})):
+        assert out["left"].select("id", "amount", "rate").rows() == [(1, 20, 110), (2, 5, None)]
 
 
 def test_risingwaves_update_after_the_row_was_emitted_changes_nothing():
@@ -221,9 +243,9 @@ def test_risingwaves_update_after_the_row_was_emitted_changes_nothing():
             Rate(minute(0.5), "EUR", 999),
         ],
     }
-    out = testing.replay(rates_app(), inputs, batchings=BATCHINGS)
-    assert out["out"]["rate"].to_list() == [110]
-    assert out.late == 1
+    for out in replayed(rates_app(), inputs):
+        assert out["left"]["rate"].to_list() == [110]
+        assert out.late == 2  # at each of the two joins
 
 
 # ── equal times, and tolerance ──────────────────────────────────────────────────────────────
@@ -255,7 +277,7 @@ QUOTES = [
 
 
 def quotes_app(joins):
-    app = ms.App("quotes", log="unused")
+    app = ms.App("quotes", log="unused", buckets=2)
     left = app.topic("left", Left, key="k").stream(time="at", watermark=unordered())
     right = app.topic("right", Right, key="k").stream(time="at", watermark=unordered())
     for name, options in joins.items():
@@ -268,10 +290,10 @@ def test_quotes_match_by_time_and_tolerance_which_is_inclusive():
     for number, (_, trade, quotes, _) in enumerate(QUOTES):
         inputs["left"].append(Left(at(trade), str(number), "trade"))
         inputs["right"] += [Right(at(quote), str(number), str(quote)) for quote in quotes]
-    out = testing.replay(quotes_app(JOINS), closed(inputs), batchings=BATCHINGS)
-    for number, (name, _, _, match) in enumerate(QUOTES):
-        found = out[name].filter(pl.col("k") == str(number))["w"].to_list()
-        assert found == [None if match is None else str(match)], QUOTES[number]
+    for out in replayed(quotes_app(JOINS), closed(inputs)):
+        for number, (name, _, _, match) in enumerate(QUOTES):
+            found = out[name].filter(pl.col("k") == str(number))["w"].to_list()
+            assert found == [None if match is None else str(match)], QUOTES[number]
 
 
 def test_a_quote_that_arrives_after_the_trade_in_the_same_batch_still_matches():
@@ -287,7 +309,8 @@ def test_a_quote_that_arrives_after_the_trade_in_the_same_batch_still_matches():
 
 
 @pytest.mark.parametrize(("row_ms", "seen"), [(1, "old"), (2, "new"), (3, "new")])
-def test_in_one_batch_a_row_sees_what_arrived_before_it(row_ms, seen):
+@pytest.mark.parametrize("partitions", [1, 4, 7])
+def test_in_one_batch_a_row_sees_what_arrived_before_it(row_ms, seen, partitions):
     app, left, right = app_with()
     left.lookup(right, "k").view("out", key="v")
     inputs = {
@@ -297,19 +320,17 @@ def test_in_one_batch_a_row_sees_what_arrived_before_it(row_ms, seen):
             Row(Right(at(2), "k", "new"), at=START + timedelta(milliseconds=2)),
         ],
     }
-    assert testing.run(app, inputs)["out"]["w"].to_list() == [seen]
+    assert testing.run(app, inputs, partitions=partitions)["out"]["w"].to_list() == [seen]
 
 
-@pytest.mark.parametrize("order", ["time", "offset"])
-def test_a_version_with_a_lower_sequence_does_not_replace_a_later_one(order):
-    app, left, right = app_with(order=order)
-    left.lookup(right, "k").view("out", key="v")
-    inputs = {
-        "right": [Row(Right(at(5), "k", "c"), at=START), Row(Right(at(3), "k", "u"), at=START)],
-        "left": [Row(Left(at(6), "k", "row"), at=START + timedelta(milliseconds=1))],
-    }
-    seen = "c" if order == "time" else "u"
-    assert testing.run(app, inputs)["out"]["w"].to_list() == [seen]
+def test_a_version_with_a_lower_sequence_does_not_replace_a_later_one():
+    rows = [Said(at(5), "R", "k", "c"), Said(at(3), "R", "k", "u"), Said(at(6), "L", "k", "row")]
+    rows += [Said(at(1), "R", "l", "old"), Said(at(5), "L", "l", "before")]
+    rows += [Said(at(2), "R", "l", "new"), Said(at(5), "L", "l", "behind")]
+    for out in replayed(looked_up("time", "offset"), {"both": in_turn(rows)}):
+        for order, seen in (("time", "c"), ("offset", "u")):
+            found = dict(out[f"left_{order}"].select("v", "w").rows())
+            assert found == {"row": seen, "before": "old", "behind": "new"}
 
 
 # ── a tax rate that changes with the year ───────────────────────────────────────────────────
@@ -332,7 +353,7 @@ class Tax:
 
 def test_sales_around_new_year_have_the_tax_of_their_time_though_it_was_announced_ahead():
     year = datetime(2026, 1, 1, tzinfo=UTC)
-    app = ms.App("taxes", log="unused")
+    app = ms.App("taxes", log="unused", buckets=2)
     sales = app.topic("sales", Sale, key="id").stream(time="at")
     taxes = app.table(
         "taxes",

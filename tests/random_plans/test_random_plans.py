@@ -16,7 +16,7 @@ from millstream import testing
 from millstream.kernels.state.keyhash import Buckets
 from millstream.testing.inputs import items_of
 from millstream.testing.kernel_engine import KernelEngine
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 PLANS = int(os.environ.get("MILLSTREAM_RANDOM_PLANS", some(80)))
 FIRST = int(os.environ.get("MILLSTREAM_RANDOM_PLANS_FIRST", "0"))
@@ -79,6 +79,6 @@ def test_a_plan_maintains_what_its_query_computes(seed, tmp_path):
                     committer = engine._begin(opened)
                 engine._commit(committer, batch_id, engine._batch(ends))
                 batch_id += 1
-            with StateStore(tmp_path / "views.db", readonly=True) as store:
+            with SqliteStateStore(tmp_path / "views.db", readonly=True) as store:
                 maintained = Counter(store.scan("result").select(result.columns).rows())
             assert maintained == computed(result.query, tables), (result.words, result.query)

@@ -15,7 +15,7 @@ import polars as pl
 import millstream as ms
 from millstream import testing
 from millstream.testing import Row
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 BATCH = 40  # records
@@ -128,7 +128,7 @@ class Held:
 def held(folder):
     """Read all outputs as a user reads them."""
     found = {name: {} for name in RESULTS}
-    with StateStore(folder / "apps" / "joins" / "views.db", readonly=True) as store:
+    with SqliteStateStore(folder / "apps" / "joins" / "views.db", readonly=True) as store:
         for name in RESULTS.keys() - WITHOUT_A_KEY:
             found[name]["view"] = _bag(name, store.scan(name))
         ledger = pl.DataFrame(store.ledger("joins"))

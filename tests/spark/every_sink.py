@@ -13,7 +13,7 @@ import polars as pl
 
 import millstream as ms
 from millstream import testing
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 BATCH = 60  # records
@@ -104,7 +104,7 @@ def sorted_rows(table, columns):
 def held(folder, url=None, *, topics=True, log=None):
     """Read all outputs as a user reads them."""
     out = {}
-    with StateStore(folder / "apps" / "matrix" / "views.db", readonly=True) as store:
+    with SqliteStateStore(folder / "apps" / "matrix" / "views.db", readonly=True) as store:
         names = {schema.name for schema in store.views()}
         for name in names & {"minutes", "tens", "dear"}:
             table = store.scan(name)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import polars as pl
 
 import millstream as ms
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 RECORDS = 2_400
@@ -50,7 +50,7 @@ def app_over(folder):
 
 
 def outcome(app):
-    with StateStore(app.folder / "views.db", readonly=True) as store:
+    with SqliteStateStore(app.folder / "views.db", readonly=True) as store:
         lines = pl.DataFrame(store.ledger(app.name)).drop("batch_id")
         views = {name: store.scan(name) for name in ("counted", "some", "dead_letters")}
     return views, lines.group_by("step").sum().sort("step")

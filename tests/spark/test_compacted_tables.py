@@ -6,7 +6,7 @@ import json
 import random
 
 import millstream as ms
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 KEYS = 30
 SETTINGS = {"segment.bytes": "4000", "min.cleanable.dirty.ratio": "0"}
@@ -45,7 +45,7 @@ def records_in(folder):
 def views_of(app, batch):
     """Run the app; return the rows of its views."""
     app.run(until="caught-up", rows_per_batch=batch)
-    with StateStore(app.folder / "views.db", readonly=True) as store:
+    with SqliteStateStore(app.folder / "views.db", readonly=True) as store:
         return [sorted(store.scan(name).rows()) for name in ("rows", "groups")]
 
 

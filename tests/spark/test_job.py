@@ -17,7 +17,7 @@ import millstream as ms
 from millstream import testing
 from millstream.errors import ConfigError, FencedError, UserCodeError
 from millstream.spark.runtime.session import stop_session
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -63,7 +63,7 @@ def send(folder, events):
 
 
 def view(app, name):
-    with StateStore(app.folder / "views.db", readonly=True) as store:
+    with SqliteStateStore(app.folder / "views.db", readonly=True) as store:
         found = store.scan(name)
     return found.sort(found.columns)
 
@@ -202,7 +202,7 @@ def test_an_older_run_is_fenced_off_by_a_newer_one(spark, tmp_path):
     app = two_stages(tmp_path)
 
     def usurp(progress):
-        with StateStore(app.folder / "views.db") as store:
+        with SqliteStateStore(app.folder / "views.db") as store:
             identity = (app.folder / "checkpoint" / "millstream-checkpoint-id").read_text()
             store.begin_run("two", "main", identity)
 

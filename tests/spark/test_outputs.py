@@ -13,7 +13,7 @@ import pytest
 import millstream as ms
 from millstream import testing
 from millstream.errors import FencedError, UserCodeError
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -84,7 +84,7 @@ def held(folder):
             out[topic] = sorted(value for part in values for value in part)
     files = [path for path in (folder / "kept").iterdir() if path.suffix != ".new"]
     out["kept"] = sorted(row for path in files for row in json.loads(path.read_text()))
-    with StateStore(folder / "apps" / "every" / "views.db", readonly=True) as store:
+    with SqliteStateStore(folder / "apps" / "every" / "views.db", readonly=True) as store:
         ledger = pl.DataFrame(store.ledger("every"))
     out["read"] = ledger.filter(step="events")["read"].sum()
     return out
@@ -137,7 +137,7 @@ def test_a_newer_run_fences_an_older_one_off_everywhere(spark, tmp_path):
     app = everything(tmp_path)
 
     def usurp(progress):
-        with StateStore(app.folder / "views.db") as store:
+        with SqliteStateStore(app.folder / "views.db") as store:
             identity = (app.folder / "checkpoint" / "millstream-checkpoint-id").read_text()
             store.begin_run("every", "main", identity)
 

@@ -13,7 +13,8 @@ from millstream import testing
 from millstream.spark import rescale as rescaling
 from millstream.spark.job_metadata import load_job_metadata
 from millstream.views.runs.control_files import active_runs
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
+from millstream.views.store_location import STATE_STORE_FILE
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -61,12 +62,12 @@ def test_after_a_rescale_the_answers_are_those_of_an_uninterrupted_run(spark, tm
     app_folder = tmp_path / "apps" / "counts"
 
     for partitions, upto in ((4, 2100), (1, 3000)):
-        before = load_job_metadata("counts", app_folder).partitions
+        before = load_job_metadata("counts", app_folder / STATE_STORE_FILE).partitions
         done = rescaling.rescale("counts", app_folder, partitions)
         assert (done.partitions_before, done.partitions) == (before, partitions)
         send(tmp_path, events[upto - 900 : upto])
         counted(tmp_path).run(until="caught-up", rows_per_batch=500)
-    assert load_job_metadata("counts", app_folder).partitions == 1
+    assert load_job_metadata("counts", app_folder / STATE_STORE_FILE).partitions == 1
 
     wanted = testing.run(counted("unused"), {"events": events})
     for name in ("days", "minutes"):
@@ -114,7 +115,7 @@ def test_a_running_app_is_stopped_from_outside(tmp_path):
 
 def _has_read(app_folder):
     try:
-        with StateStore(app_folder / "views.db", readonly=True) as store:
+        with SqliteStateStore(app_folder / "views.db", readonly=True) as store:
             return store.last_batch_id("stopped") == 0
     except ms.ConfigError:  # there is no store yet
         return False

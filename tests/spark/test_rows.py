@@ -14,7 +14,7 @@ import millstream as ms
 from millstream.errors import ConfigError, UserCodeError
 from millstream.pipeline.watermarks import check_dataframe_watermark
 from millstream.spark.runtime.session import stop_session
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 PLANNER = "pyspark.sql.streaming.python_streaming_source_runner"
@@ -42,12 +42,12 @@ def send(folder, events):
 
 
 def stored(app, name):
-    with StateStore(app.folder / "views.db", readonly=True) as store:
+    with SqliteStateStore(app.folder / "views.db", readonly=True) as store:
         return store.scan(name)
 
 
 def ledger(app):
-    with StateStore(app.folder / "views.db", readonly=True) as store:
+    with SqliteStateStore(app.folder / "views.db", readonly=True) as store:
         lines = pl.DataFrame(store.ledger(app.name)).drop("batch_id")
     return {line["step"]: line for line in lines.group_by("step").sum().to_dicts()}
 

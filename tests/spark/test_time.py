@@ -7,7 +7,7 @@ import polars as pl
 
 import millstream as ms
 from millstream import testing
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -38,7 +38,7 @@ def test_over_processing_time_the_last_window_closes_without_another_event(spark
 
     report = app.run(until=closed, timeout="2 minutes")
     assert report.reason == "condition"
-    with StateStore(app.folder / "views.db", readonly=True) as store:
+    with SqliteStateStore(app.folder / "views.db", readonly=True) as store:
         assert store.scan("final")["n"].sum() == 10
 
 

@@ -103,6 +103,13 @@ WRONG = {
     ("App.table", "order", "Time", "time"): declared(
         lambda word: ms.App("a", log="unused").table("t", SCHEMA, key="id", order=word)
     ),
+    ("App.table", "envelope", "debesium", "debezium"): declared(
+        lambda word: ms.App("a", log="unused").table("t", SCHEMA, key="id", envelope=word)
+    ),
+    ("debezium", "decimals", "strings", "string"): declared(
+        lambda word: ms.debezium(decimals=word)
+    ),
+    ("debezium", "time_unit", "uss", "us"): declared(lambda word: ms.debezium(time_unit=word)),
     ("Stream.top", "ties", "denserank", "dense_rank"): declared(
         lambda word: stream().top(3, by="n", per="id", ties=word)
     ),

@@ -22,6 +22,7 @@ from millstream.broker.watch import PartitionWatch
 from millstream.errors import MillstreamError
 from millstream.log.files import DISK
 from millstream.log.owner import read_format
+from millstream.log.producer_identity import ProducerIdentity
 from millstream.log.share_state import ShareMember, delete_members, put_members
 from millstream.log.signal import signal_of
 from millstream.log.writer import LogWriter
@@ -65,8 +66,8 @@ class BrokerNode:
         )
         self._member_writes: dict[str, asyncio.Task[None]] = {}
         self.offset_writer = OffsetWriter(self.log)
-        # by producer id: the connection that last sent a request to its transaction coordinator
-        self.producer_connections: dict[int, int] = {}
+        # the connection on which each producer last sent a request to its transaction coordinator
+        self.producer_connections: dict[ProducerIdentity, int] = {}
         self._connections = 0
         self._topic_names: dict[str, str] = {}  # by id; a cache
         self._closing = ExitStack()

@@ -10,6 +10,8 @@ import click
 from millstream.choices import did_you_mean
 from millstream.errors import ConfigError
 from millstream.views.runs.failure import last_failure
+from millstream.views.store_location import StoreLocation, find_state_store_at, is_database
+from millstream.views.store_note import store_location
 
 
 def app_folder(log: Path, app: str) -> Path:
@@ -29,6 +31,17 @@ def app_folder(log: Path, app: str) -> Path:
         )
     print_failure(app, folder)
     return folder
+
+
+def app_store(log: Path, app: str, store: str | None) -> StoreLocation:
+    """Return where the state store of an app is; ``store`` names a database that has it.
+
+    Raises:
+        ConfigError: there is no such app.
+    """
+    if is_database(store):
+        return find_state_store_at(store, app)
+    return store_location(app_folder(log, app))
 
 
 def print_failure(app: str, folder: Path) -> None:

@@ -12,6 +12,7 @@ import click
 
 from millstream.cli.tables import (
     TableColumn,
+    app_store_option,
     confirm,
     json_option,
     log_option,
@@ -30,6 +31,7 @@ from millstream.ops.dead_letter_replay import (
     replay,
 )
 from millstream.views.dead_letter_relay import dead_letter_topic, relay
+from millstream.views.reader import find_state_store
 
 _topic_option = click.option("--topic", help="Only records of this topic.")
 _reason_option = click.option("--reason", metavar="TEXT", help="Only reasons that have this text.")
@@ -56,9 +58,17 @@ def dead() -> None:
 @_reason_option
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(min=0), help="Rows.")
 @log_option
+@app_store_option
 @json_option
 def list_dead(
-    app: str, *, topic: str | None, reason: str | None, limit: int, folder: Path, as_json: bool
+    app: str,
+    *,
+    topic: str | None,
+    reason: str | None,
+    limit: int,
+    folder: Path,
+    store: str | None,
+    as_json: bool,
 ) -> None:
     """List the dead letters of APP, by topic, partition and offset.
 
@@ -67,7 +77,7 @@ def list_dead(
       millstream dead list ads --topic ad-events --limit 10
       millstream dead list ads --reason "is missing" --json
     """
-    found = dead_letters(folder, app, DeadLetterFilter(topic, reason))
+    found = dead_letters(folder, app, DeadLetterFilter(topic, reason), store=store)
     if found.is_empty() and not as_json:
         click.echo(f"No dead letters in {app}.")
         return
@@ -88,15 +98,18 @@ def list_dead(
 @click.argument("app")
 @click.argument("record")
 @log_option
+@app_store_option
 @json_option
-def show_dead(app: str, record: str, *, folder: Path, as_json: bool) -> None:
+def show_dead(app: str, record: str, *, folder: Path, store: str | None, as_json: bool) -> None:
     """Show the dead letter of a RECORD of APP: the reason, the step, and its key, headers and value.
 
     \b
     Example:
       millstream dead show ads ad-events/0/17
     """
-    found = dead_letters(folder, app, DeadLetterFilter(record_ids=[parse_record_id(record)]))
+    found = dead_letters(
+        folder, app, DeadLetterFilter(record_ids=[parse_record_id(record)]), store=store
+    )
     if found.is_empty():
         raise ConfigError(f"{app} has no dead letter {record}; `millstream dead list` shows them")
     rows = [_row(row) | _contents(row) for row in found.iter_rows(named=True)]
@@ -123,6 +136,7 @@ def show_dead(app: str, record: str, *, folder: Path, as_json: bool) -> None:
 @click.option("--late-ok", is_flag=True, help="Also if some may be late.")
 @yes_option
 @log_option
+@app_store_option
 @json_option
 def replay_dead(
     app: str,
@@ -134,6 +148,7 @@ def replay_dead(
     late_ok: bool,
     yes: bool,
     folder: Path,
+    store: str | None,
     as_json: bool,
 ) -> None:
     """Replay dead letters of APP: append them to their topics again, once the cause is fixed.
@@ -155,9 +170,9 @@ def replay_dead(
     """
     selection = DeadLetterFilter(topic, reason, [parse_record_id(record) for record in records])
     if not yes:
-        found = dead_letters(folder, app, selection)
+        found = dead_letters(folder, app, selection, store=store)
         confirm(f"Append {pluralize(found.height, 'dead letter')} of {app} again, as far as due?")
-    done = replay(folder, app, selection, again=again, late_ok=late_ok)
+    done = replay(folder, app, selection, again=again, late_ok=late_ok, store=store)
     sentence = f"{pluralize(done.records, 'record')} appended again"
     if done.finished:
         sentence += f", and {done.finished} of a replay that was interrupted"
@@ -179,8 +194,9 @@ def replay_dead(
 @dead.command("relay")
 @click.argument("app")
 @log_option
+@app_store_option
 @json_option
-def relay_dead(app: str, *, folder: Path, as_json: bool) -> None:
+def relay_dead(app: str, *, folder: Path, store: str | None, as_json: bool) -> None:
     """Forward dead letters of APP to the topic APP.dead, each exactly once.
 
     A run does so at its end, unless another process owns the folder then.
@@ -189,8 +205,9 @@ def relay_dead(app: str, *, folder: Path, as_json: bool) -> None:
     Example:
       millstream dead relay ads
     """
-    dead_letters(folder, app)  # names the existing apps, if it is none of them
-    count = relay(folder, app)
+    # It names the existing apps, if it is none of them.
+    location = find_state_store(folder, app, store)
+    count = relay(folder, app, store=location)
     values = {"topic": dead_letter_topic(app), "records": count}
     print_result(
         f"{pluralize(count, 'record')} forwarded to {dead_letter_topic(app)}",

@@ -20,16 +20,23 @@ from millstream.client.default_log import LOG_VARIABLE
     show_envvar=True,
     help="Folder of the log; its disk is looked at. By default the current folder.",
 )
+@click.option(
+    "--store",
+    metavar="URL",
+    help="A PostgreSQL database that is, or will be, the state store of apps: App(store=…).",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array instead of lines.")
 @click.pass_context
-def doctor(context: click.Context, folder: Path | None, *, as_json: bool) -> None:
+def doctor(
+    context: click.Context, folder: Path | None, store: str | None, *, as_json: bool
+) -> None:
     """Check that this machine has what Millstream needs.
 
     Exits with 1 when something is wrong.
     """
     from millstream.ops.doctor import diagnose
 
-    findings = diagnose(folder)
+    findings = diagnose(folder, store)
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
     else:

@@ -8,11 +8,10 @@ from typing import Any
 
 import click
 
-from millstream.cli.app_folder import app_folder
-from millstream.cli.tables import TableColumn, json_option, log_option, print_rows
+from millstream.cli.app_folder import app_store
+from millstream.cli.tables import TableColumn, app_store_option, json_option, log_option, print_rows
 from millstream.kernels.routing import LEDGER_EXITS
-from millstream.views.reader import state_store_path
-from millstream.views.state_store.store import StateStore
+from millstream.views.store_location import StoreLocation, open_state_store
 
 _COUNTS = ("read", *LEDGER_EXITS)
 
@@ -20,12 +19,20 @@ _COUNTS = ("read", *LEDGER_EXITS)
 @click.command()
 @click.argument("app")
 @log_option
+@app_store_option
 @json_option
 @click.option("--batches", type=click.IntRange(min=1), help="Only of the last so many batches.")
 @click.option("--each", is_flag=True, help="Batch by batch, instead of added up.")
 @click.option("--step", help="Only this step.")
 def ledger(
-    app: str, folder: Path, batches: int | None, step: str | None, *, each: bool, as_json: bool
+    app: str,
+    folder: Path,
+    store: str | None,
+    batches: int | None,
+    step: str | None,
+    *,
+    each: bool,
+    as_json: bool,
 ) -> None:
     """Show where every event of APP went: the ledger, per batch or in total.
 
@@ -38,8 +45,7 @@ def ledger(
       millstream ledger ads --batches 10 --each
       millstream ledger ads --step "tumbling(1 minute) by ad" --json
     """
-    app_folder(folder, app)
-    lines = _lines(state_store_path(folder, app), app, batches)
+    lines = _lines(app_store(folder, app, store), app, batches)
     if step is not None:
         lines = [line for line in lines if line["step"] == step]
     rows = lines if each else _added_up(lines)
@@ -55,8 +61,8 @@ def ledger(
     print_rows(rows, columns, as_json=as_json)
 
 
-def _lines(path: Path, app: str, batches: int | None) -> list[dict[str, Any]]:
-    with StateStore(path, readonly=True) as store:
+def _lines(location: StoreLocation, app: str, batches: int | None) -> list[dict[str, Any]]:
+    with open_state_store(location, readonly=True) as store:
         since = 0
         if batches is not None:
             since = (store.last_batch_id(app) or 0) - batches + 1

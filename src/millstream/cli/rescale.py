@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from millstream.cli.app_folder import app_folder
-from millstream.cli.tables import json_option, log_option, print_result
+from millstream.cli.app_folder import app_store
+from millstream.cli.tables import app_store_option, json_option, log_option, print_result
 
 
 @click.command()
@@ -19,8 +19,9 @@ from millstream.cli.tables import json_option, log_option, print_result
     help="How many tasks are to work on a large batch at once: about as many as there are cores.",
 )
 @log_option
+@app_store_option
 @json_option
-def rescale(app: str, partitions: int, folder: Path, *, as_json: bool) -> None:
+def rescale(app: str, partitions: int, folder: Path, store: str | None, *, as_json: bool) -> None:
     """Divide the work on the state of APP among more or fewer partitions.
 
     The app must be stopped. Nothing is moved, lost or computed again; the next run resumes where it stopped.
@@ -32,7 +33,7 @@ def rescale(app: str, partitions: int, folder: Path, *, as_json: bool) -> None:
     """
     from millstream.spark.rescale import rescale as work
 
-    done = work(app, app_folder(folder, app), partitions)
+    done = work(app, folder / "apps" / app, partitions, app_store(folder, app, store))
     before = done.partitions_before
     print_result(
         f"the state of {app} is shared by {partitions} partitions (before: {before})",

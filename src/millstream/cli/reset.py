@@ -17,6 +17,7 @@ from millstream.cli.tables import (
     yes_option,
 )
 from millstream.client.address import log_folder, shown
+from millstream.client.default_log import DEFAULT_FOLDER
 from millstream.errors import ConfigError
 from millstream.ops.reset import AppFootprint, find_footprint
 from millstream.ops.reset import reset as work
@@ -36,7 +37,7 @@ from millstream.ops.reset import reset as work
     "stores",
     multiple=True,
     metavar="URL",
-    help="A PostgreSQL database in which it keeps views; several may be given. A password is better left "
+    help="A PostgreSQL database in which it keeps views or its state; several may be given. A password is better left "
     "to PGPASSWORD or ~/.pgpass: a command line can be read by others.",
 )
 @yes_option
@@ -63,7 +64,8 @@ def reset(
       millstream reset ads --log kafka://broker:9092 --state ./data
     """
     if state is None:
-        state = log_folder(address)
+        # Its folder on this machine has nothing that a state store in a database needs.
+        state = log_folder(address) or (Path(DEFAULT_FOLDER) if stores else None)
         if state is None:
             raise ConfigError(
                 f"The log is {shown(address)}, and brokers keep no state of apps. Give the folder in which it "
@@ -89,6 +91,8 @@ def _removed(found: AppFootprint) -> list[str]:
         lines.append(
             f"  {found.folder}: state, position and views, {pluralize(found.files, 'file')}, {size}"
         )
+    if found.state_store is not None:
+        lines.append(f"  {found.state_store}: state, position and views")
     lines += [f"  view {name}: {pluralize(rows, 'row')}" for name, rows in found.views.items()]
     for kept in found.databases.values():
         views = ", ".join(kept.views) or "no view, only what it remembers of the app"
@@ -130,6 +134,7 @@ def _values(found: AppFootprint) -> dict[str, Any]:
         "files": found.files,
         "size_bytes": found.size_bytes,
         "views": found.views,
+        "state_store": None if found.state_store is None else str(found.state_store),
         "databases": {kept.shown: list(kept.views) for kept in found.databases.values()},
         "datasets": {
             str(one.folder): {"files": one.files, "size_bytes": one.size_bytes}

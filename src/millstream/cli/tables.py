@@ -99,6 +99,20 @@ address_option = _log_option(
     "The log: its folder, or brokers that have one.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+store_option = click.option(
+    "--store",
+    envvar="MILLSTREAM_VIEWS",
+    show_envvar=True,
+    metavar="URL",
+    help="The database that keeps the views, if it is not the log folder. A password is better left to "
+    "PGPASSWORD or ~/.pgpass: a command line can be read by others.",
+)
+app_store_option = click.option(
+    "--store",
+    metavar="URL",
+    help="The database that keeps the app's state: App(store=…). With it, nothing of the log folder is "
+    "needed. A password is better left to PGPASSWORD or ~/.pgpass.",
+)
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 
 

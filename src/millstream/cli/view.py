@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
 import click
 from rich import box
@@ -21,26 +21,20 @@ from rich.text import Text
 
 from millstream.choices import did_you_mean
 from millstream.cli.app_folder import print_failure
-from millstream.cli.tables import confirm, log_option, yes_option
+from millstream.cli.tables import confirm, log_option, store_option, yes_option
 from millstream.errors import ConfigError, UnknownViewError
-from millstream.views.address import STATE_STORE
 from millstream.views.query import ViewReader
-from millstream.views.reader import apps_with_state, open_view, state_store_path
+from millstream.views.reader import (
+    apps_with_state,
+    open_database,
+    open_view,
+    state_store_location,
+)
 from millstream.views.schema import ViewSchema
 from millstream.views.state_store.sqlite_values import parse_value
-from millstream.views.state_store.store import StateStore
+from millstream.views.store_location import is_database, open_state_store
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-store_option = click.option(
-    "--store",
-    envvar="MILLSTREAM_VIEWS",
-    show_envvar=True,
-    metavar="URL",
-    help="The database that keeps the views, if it is not the log folder. A password is better left to "
-    "PGPASSWORD or ~/.pgpass: a command line can be read by others.",
-)
 
 
 def _folder_options(command: Command) -> Command:
@@ -69,28 +63,24 @@ def list_views(folder: Path, app: str | None, store: str | None, *, as_json: boo
       millstream view list --log ./data
       millstream view list --store postgresql://user@host/database
     """
-    rows = _database_views(store, app) if _is_database(store) else _folder_views(folder, app)
+    rows = _database_views(store, app) if is_database(store) else _folder_views(folder, app)
     if not rows and not as_json:
-        where = "the database" if _is_database(store) else folder
+        where = "the database" if is_database(store) else folder
         click.echo(f"No views in {where} yet. They appear once a pipeline with .view(...) has run.")
         return
     _print(rows, ("app", "view", "rows", "key", "columns"), as_json=as_json)
 
 
-def _is_database(store: str | None) -> TypeGuard[str]:
-    return store is not None and store != STATE_STORE
-
-
 def _database_views(url: str, app: str | None) -> list[dict[str, Any]]:
-    from millstream.views.postgres.reader import PostgresViewReader
-
-    with PostgresViewReader(url) as store:
-        owners = store.apps()
-        return [
-            _described(store, owners[schema.name], schema)
-            for schema in store.views()
-            if app in (None, owners[schema.name])
-        ]
+    rows = []
+    for each in open_database(url, app):
+        with each.store as store:
+            rows += [
+                _described(store, each.owners[schema.name], schema)
+                for schema in store.views()
+                if app in (None, each.owners[schema.name])
+            ]
+    return rows
 
 
 def _folder_views(folder: Path, app: str | None) -> list[dict[str, Any]]:
@@ -103,7 +93,7 @@ def _folder_views(folder: Path, app: str | None) -> list[dict[str, Any]]:
     rows = []
     for each in [app] if app is not None else known:
         print_failure(each, folder / "apps" / each)
-        with StateStore(state_store_path(folder, each), readonly=True) as store:
+        with open_state_store(state_store_location(folder, each), readonly=True) as store:
             rows += [_described(store, each, schema) for schema in store.views()]
     return rows
 
@@ -200,7 +190,7 @@ def forget(app: str, store: str | None, *, yes: bool) -> None:
     from millstream.views.address import postgres_address
     from millstream.views.sinks.postgres import forget_app
 
-    if not _is_database(store):
+    if not is_database(store):
         raise ConfigError("forget needs a database; give its URL with --store.")
     shown = postgres_address(store).shown
     if not yes:

@@ -7,10 +7,9 @@ from typing import Any
 
 import click
 
-from millstream.cli.app_folder import app_folder
-from millstream.cli.tables import json_option, log_option, print_json
-from millstream.views.reader import state_store_path
-from millstream.views.state_store.store import StateStore
+from millstream.cli.app_folder import app_store
+from millstream.cli.tables import app_store_option, json_option, log_option, print_json
+from millstream.views.store_location import open_state_store
 
 step_option = click.option("--step", help="Only this step.")
 
@@ -24,8 +23,9 @@ def why() -> None:
 @click.argument("app")
 @step_option
 @log_option
+@app_store_option
 @json_option
-def why_open(app: str, step: str | None, folder: Path, *, as_json: bool) -> None:
+def why_open(app: str, step: str | None, folder: Path, store: str | None, *, as_json: bool) -> None:
     """Say which partition holds the watermark of each step of APP, since when, and what releases it.
 
     It describes the state after the last batch, whether the app runs or not.
@@ -37,17 +37,17 @@ def why_open(app: str, step: str | None, folder: Path, *, as_json: bool) -> None
     """
     from millstream.ops.why import why_open as ask
 
-    app_folder(folder, app)
-    with StateStore(state_store_path(folder, app), readonly=True) as store:
-        _answer(ask(store, app, step), "no step of the app waits for time", as_json=as_json)
+    with open_state_store(app_store(folder, app, store), readonly=True) as opened:
+        _answer(ask(opened, app, step), "no step of the app waits for time", as_json=as_json)
 
 
 @why.command("late")
 @click.argument("app")
 @step_option
 @log_option
+@app_store_option
 @json_option
-def why_late(app: str, step: str | None, folder: Path, *, as_json: bool) -> None:
+def why_late(app: str, step: str | None, folder: Path, store: str | None, *, as_json: bool) -> None:
     """Say how many events were late for each step of APP, and by how much.
 
     \b
@@ -57,9 +57,8 @@ def why_late(app: str, step: str | None, folder: Path, *, as_json: bool) -> None
     """
     from millstream.ops.why import why_late as ask
 
-    app_folder(folder, app)
-    with StateStore(state_store_path(folder, app), readonly=True) as store:
-        _answer(ask(store, app, step), "no event came too late", as_json=as_json)
+    with open_state_store(app_store(folder, app, store), readonly=True) as opened:
+        _answer(ask(opened, app, step), "no event came too late", as_json=as_json)
 
 
 def _answer(found: list[Any], nothing: str, *, as_json: bool) -> None:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from millstream.log.archive import ArchiveFile
 from millstream.log.decoding import COLUMNS
+from millstream.log.removed_tombstones import Removals
 from millstream.record import TopicInfo
 
 
@@ -27,6 +28,8 @@ class Reader(Protocol):
     def offsets(self, topic: str) -> list[tuple[int, int]]: ...
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]: ...
+
+    def removed_tombstones(self, topic: str) -> Removals: ...
 
     def settings(self, topic: str) -> dict[str, str]: ...
 

@@ -40,7 +40,7 @@ from millstream.views.dead_letter_relay import dead_letter_topic
 from millstream.views.reader import state_store_path
 from millstream.views.runs.progress import Progress
 from millstream.views.server.server import serve
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 EXIT_DIFFERENT = 1
 EXIT_STOPPED = 130
@@ -202,7 +202,7 @@ class _Pipeline:
 
     def _all_read(self, _: Progress) -> bool:
         # Not by the lag of the progress: the feed may have added the last records since it was measured.
-        with StateStore(state_store_path(self._options.folder, APP), readonly=True) as store:
+        with SqliteStateStore(state_store_path(self._options.folder, APP), readonly=True) as store:
             position = store.position(APP).get(TOPIC, {})
         return [
             position.get(str(number), 0) for number in range(len(self._lengths))
@@ -210,7 +210,7 @@ class _Pipeline:
 
     def _take(self, display: Display, feeding: FeedThread, progress: Progress) -> None:
         feeding.start()
-        with StateStore(state_store_path(self._options.folder, APP), readonly=True) as store:
+        with SqliteStateStore(state_store_path(self._options.folder, APP), readonly=True) as store:
             spend = store.scan(SPEND_BY_DAY)
             ledger = store.ledger(APP)
         exits = ("late", "duplicate", "dead")
@@ -234,7 +234,9 @@ def compare(
     with connect(log) as opened:
         wanted = ads_expected.expected_results(opened, given.clients, given.stop_rule)
         found = {name: _records(opened, name, rows) for name, rows in wanted.topics.items()}
-    with StateStore(state_store_path(log if state is None else state, APP), readonly=True) as store:
+    with SqliteStateStore(
+        state_store_path(log if state is None else state, APP), readonly=True
+    ) as store:
         views = {name: store.scan(name) for name in wanted.views}
     kinds = {"view": (views, wanted.views), "topic": (found, wanted.topics)}
     equal = [

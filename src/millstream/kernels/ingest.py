@@ -26,6 +26,8 @@ from millstream.kernels.errors.user_code import error_reason
 from millstream.kernels.frames import (
     ARRIVED,
     DELETED,
+    EXTRA,
+    KIND,
     ORDER,
     PORT_DEAD_LETTERS,
     TIME,
@@ -110,6 +112,7 @@ class Ingest:
 
         ``planned`` is the planner's part of the batch's time; the splits' part is added to it.
         """
+        self._decoder.several_partitions = planned.partition_count > 1
         dead_letters = DeadLetterCollector()
         out = make_routers(self.source.edges, self.buckets, self.ledger, dead_letters)
         times: list[SplitTime] = []
@@ -146,10 +149,11 @@ class Ingest:
                 records, self._decoder.decode(batch, split.partition), split, arrivals
             )
             events = self._with_watermarks(clock, rows) if rows.height else rows
+            own, emitted = _records_in(rows), _records_in(events)
             self.ledger.count(
                 self.source.name,
-                filtered=rows.height - events.height,
-                emitted=events.height,
+                filtered=own - emitted,
+                emitted=emitted,
                 rows_out=events.height,
             )
             if events.height:
@@ -193,10 +197,11 @@ class Ingest:
             timed = timed.hstack([pl.Series(ARRIVED, arrived_us)])
         timeless = self._invalid_times(timed, arrived_us)
         if timeless:
-            dead = sorted(dead + [(int(good[at]), reason) for at, reason in timeless])
-            keep = np.ones(timed.height, np.bool_)
-            keep[[at for at, _ in timeless]] = False
-            timed = timed.filter(pl.Series(keep))
+            own = timed[EXTRA].not_() if EXTRA in timed.columns else None
+            dead = sorted(
+                dead + [(int(good[at]), why) for at, why in timeless if own is None or own[at]]
+            )
+            timed = _without(timed, [at for at, _ in timeless], arrived_us)
         self.ledger.count(self.source.name, read=batch.num_rows, dead=len(dead))
         if dead and self.source.bad != "skip":
             self.dead_letters.append(self._dead_letter_rows(batch, split, dead))
@@ -250,3 +255,23 @@ class Ingest:
             )
             for bucket in self.buckets.numbers:
                 yield self.ledger.time_message(port, bucket, message)
+
+
+def _records_in(rows: pl.DataFrame) -> int:
+    """Return how many records rows stand for: a record may have become several, or a dead one still have one."""
+    return rows.height - (int(rows[EXTRA].sum()) if EXTRA in rows.columns else 0)
+
+
+def _without(rows: pl.DataFrame, dead: Sequence[int], arrived_us: Int64s) -> pl.DataFrame:
+    """Leave rows out that have no time; of captured changes it goes on that they are missing."""
+    gone = np.zeros(rows.height, np.bool_)
+    gone[dead] = True
+    if KIND not in rows.columns:
+        return rows.filter(pl.Series(~gone))
+    there = pl.Series(~gone)
+    spoilt = pl.Series(["spoil"]).new_from_index(0, rows.height)
+    return rows.with_columns(
+        rows[KIND].zip_with(there, spoilt).alias(KIND),
+        rows[EXTRA] | ~there,
+        rows[TIME].zip_with(there, pl.Series(arrived_us)).alias(TIME),
+    )

@@ -46,8 +46,8 @@ class ConsumerEdge:
     ``step`` names the consumer in ledger and errors. ``operator`` is what the rows are prepared for,
     as its input ``number``; None when the consumer is a sink or a native step. ``columns`` are those
     that go on, in their order; None stands for all, in the order of their names. ``ordered``: the
-    rows keep their place in the partition; ``arrived``: their time of arrival. ``code`` says what rows
-    lead to that the operator fails on. ``latest_by``: of rows with a place the last one for each value of these columns is enough,
+    rows keep their place in the partition; ``arrived``: their time of arrival; ``released``: what orders rows of one time
+    that waited in a join. ``code`` says what rows lead to that the operator fails on. ``latest_by``: of rows with a place the last one for each value of these columns is enough,
     because it would replace the others. ``signed``: some of its rows are signed changes, and those without
     a sign are additions. ``updates``: it shows rows that replace one another.
     """
@@ -63,6 +63,7 @@ class ConsumerEdge:
     arrived: bool = False
     signed: bool = False
     updates: Updates | None = None
+    released: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,8 @@ class SourcePlan:
     from the fields; None: the record's timestamp. ``time_ports`` are the operators that receive this
     source's time. ``values`` is the format of the topic's values, ``bad`` the policy for those that
     cannot be decoded. ``table_key``: the topic is a table with that key, and a record without a value
-    deletes the row of its key. ``arrived``: its rows carry their time of arrival. ``looked_up``: rows of other
-    sources are looked up in what is made of it, so it is read before them.
+    deletes the row of its key. ``arrived``: its rows carry their time of arrival. ``looked_up``: not 0 if rows
+    of other sources are looked up in what is made of it; sources with higher numbers are read first.
     """
 
     number: int
@@ -108,7 +109,7 @@ class SourcePlan:
     topic_number: int = 0
     table_key: str | None = None
     arrived: bool = False
-    looked_up: bool = False
+    looked_up: int = 0
 
 
 @dataclass(frozen=True)

@@ -232,7 +232,7 @@ class ConsumerRouter:
             (ORDER, self.edge.ordered),
             (ARRIVED, self.edge.arrived),
             (RELEASED, at_sink),
-            (RELEASED_TIE, at_sink),
+            (RELEASED_TIE, at_sink or self.edge.released),
         ]
 
     def _keep(self, table: pl.DataFrame) -> None:

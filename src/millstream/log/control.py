@@ -40,6 +40,10 @@ CREATE TABLE IF NOT EXISTS group_offsets (
     partition INTEGER NOT NULL, committed_offset INTEGER NOT NULL,
     metadata TEXT NOT NULL, leader_epoch INTEGER NOT NULL, committed_ms INTEGER NOT NULL,
     PRIMARY KEY (group_name, topic_id, partition)) STRICT;
+CREATE TABLE IF NOT EXISTS removed_tombstones (
+    topic_id TEXT NOT NULL REFERENCES topics (topic_id) ON DELETE CASCADE,
+    partition INTEGER NOT NULL, removal INTEGER NOT NULL, last_offset INTEGER NOT NULL,
+    PRIMARY KEY (topic_id, partition, removal)) STRICT;
 CREATE TABLE IF NOT EXISTS fences (writer TEXT PRIMARY KEY, batch_id INTEGER NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS producers (
     producer_id INTEGER PRIMARY KEY, transactional_id TEXT UNIQUE,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -41,6 +42,7 @@ from millstream.log.decoding import (
 from millstream.log.files import DISK, Files, numbered, size_of
 from millstream.log.owner import read_format
 from millstream.log.producers import AbortedTransaction
+from millstream.log.removed_tombstones import Removals, removals_of
 from millstream.log.retention import PartitionContents
 from millstream.log.segment import (
     ReadBudget,
@@ -192,6 +194,20 @@ class LogReader:
         found = self._topic(topic)
         states = [self._partition_state(found, number) for number in range(len(found.slots))]
         return [(state.log_start, self._end(state)) for state in states]
+
+    def removed_tombstones(self, topic: str) -> Removals:
+        """Return which tombstones compaction removed, by partition.
+
+        What was read before this call may lack these, and no others.
+
+        Raises:
+            UnknownTopicError: there is no such topic.
+        """
+        topic_id = self._topic(topic).topic_id
+        if self._given_control is not None:
+            return removals_of(self._given_control, topic_id)
+        with closing(ControlDb.open(self.folder, write=False)) as control:
+            return removals_of(control, topic_id)
 
     def partition_count(self, topic: str) -> int:
         """Return how many partitions a topic has.

@@ -36,6 +36,7 @@ from millstream.views.commit.committer import DEAD_LETTERS_VIEW
 from millstream.views.dead_letters import RECORD_ID, SLICE_ROWS, send_once
 from millstream.views.reader import find_state_store
 from millstream.views.state_store.store import StateStore
+from millstream.views.store_location import open_state_store
 
 
 @dataclass(frozen=True)
@@ -77,15 +78,19 @@ class ReplayResult:
 
 
 def dead_letters(
-    log: Path | str, app: str, selection: DeadLetterFilter | None = None
+    log: Path | str,
+    app: str,
+    selection: DeadLetterFilter | None = None,
+    *,
+    store: str | None = None,
 ) -> pl.DataFrame:
     """Return the dead letters of an app, by topic, partition and offset.
 
     Raises:
         UnknownViewError: the folder has no views of such an app.
     """
-    with StateStore(find_state_store(log, app), readonly=True) as store:
-        return (selection or DeadLetterFilter()).apply(store.scan(DEAD_LETTERS_VIEW))
+    with open_state_store(find_state_store(log, app, store), readonly=True) as opened:
+        return (selection or DeadLetterFilter()).apply(opened.scan(DEAD_LETTERS_VIEW))
 
 
 def replay(
@@ -95,6 +100,7 @@ def replay(
     *,
     again: bool = False,
     late_ok: bool = False,
+    store: str | None = None,
 ) -> ReplayResult:
     """Append dead letters to their topics again, as they were.
 
@@ -103,6 +109,7 @@ def replay(
         again: Also those that were replayed before.
         late_ok: Also where some may come too late for the app: see :mod:`.replay_lateness`. The app then
             counts them as late, and leaves them out of closed windows.
+        store: The URL of the database that is the app's state store, if the log's folder does not say so.
 
     Raises:
         ConfigError: some may come too late, or none has a record. Nothing of them was appended.
@@ -111,13 +118,13 @@ def replay(
         FolderOwnedError: the owner of the log's folder accepts no connections. Nothing was appended.
         ProducerFencedError: another replay runs at the same time, and goes on with these records.
     """
-    path = find_state_store(log, app)
+    location = find_state_store(log, app, store)
     # The transactional id is taken first: of two replays at a time one is fenced, and the fence of a
     # transaction lets each record pass once.
-    with connect(log) as opened, StateStore(path) as store:
-        run = _Replay(opened, store, app)
+    with connect(log) as opened, open_state_store(location) as state_store:
+        run = _Replay(opened, state_store, app)
         finished = run.finish()
-        found = (selection or DeadLetterFilter()).apply(store.scan(DEAD_LETTERS_VIEW))
+        found = (selection or DeadLetterFilter()).apply(state_store.scan(DEAD_LETTERS_VIEW))
         rows = found.filter(pl.col("headers").is_not_null())
         rows_alone = found.height - rows.height
         if rows_alone == found.height > 0:
@@ -127,7 +134,7 @@ def replay(
                 "`millstream reset`."
             )
         fresh = rows if again else rows.filter(pl.col("replayed_at").is_null())
-        late = count_maybe_late(store, app, fresh)
+        late = count_maybe_late(state_store, app, fresh)
         if late and not late_ok:
             raise ConfigError(
                 f"{late:,} of the {_records(fresh):,} dead letters of {app} may come too late: windows "

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from millstream.errors import EnvironmentProblem
+from millstream.errors import EnvironmentProblem, MillstreamError
 
 _GIB = 1 << 30
 _DISK_FREE_MIN = 1 * _GIB
@@ -66,13 +66,14 @@ class DoctorCheck:
     advice: str = ""
 
 
-def diagnose(folder: Path | str | None = None) -> list[DoctorCheck]:
+def diagnose(folder: Path | str | None = None, store: str | None = None) -> list[DoctorCheck]:
     """Check this machine; return the checks in a fixed order.
 
     Takes a few seconds: Java and a Python worker are started once, and one page is written to the disk.
 
     Args:
         folder: The folder of the log, which need not exist yet; by default the current folder.
+        store: The URL of a database in which apps have, or will have, their state. Nothing is written there.
 
     """
     log_folder = Path.cwd() if folder is None else Path(folder).absolute()
@@ -85,6 +86,7 @@ def diagnose(folder: Path | str | None = None) -> list[DoctorCheck]:
         _sync(log_folder),
         _ports(),
         _memory(),
+        *([] if store is None else [_store(store)]),
     ]
 
 
@@ -151,6 +153,23 @@ def _worker() -> DoctorCheck:
         return DoctorCheck("workers", ok=False, seen=last, advice=advice)
     python, pyspark = json.loads(last)
     return DoctorCheck("workers", ok=True, seen=f"Python {python}, pyspark {pyspark}")
+
+
+def _store(url: str) -> DoctorCheck:
+    """Connect to the database of state stores; say which apps it has and how far away it is."""
+    from millstream.views.address import split_store_url  # noqa: PLC0415 - few ask for it
+    from millstream.views.store_location import state_stores_of  # noqa: PLC0415 - as above
+
+    try:
+        shown = split_store_url(url)[0].shown
+        state_stores_of(url)
+        started = time.perf_counter()
+        apps = [one.app for one in state_stores_of(url)]
+        took_ms = (time.perf_counter() - started) * 1e3
+    except MillstreamError as problem:
+        return DoctorCheck("store", ok=False, seen="cannot be used", advice=str(problem))
+    seen = f"{shown}: {took_ms:.0f} ms to connect and look; state of: {', '.join(apps) or 'no app yet'}"
+    return DoctorCheck("store", ok=True, seen=seen)
 
 
 # ── the disk ────────────────────────────────────────────────────────────────────

@@ -8,7 +8,8 @@ a crash, or a failure, after             leaves
 =======================================  ==========================================================
 1. the file ``reset-begun`` is written   the whole app; no run begins (``views/runs/control_files.py``),
                                          here and after every later step but the last: reset it again
-2. the state store refuses older runs    the same; a run that was suspended can commit nothing
+2. the state store refuses older runs    the same; a run that was suspended can commit nothing. A store in a
+                                         database is marked, too: no run begins on any machine
 3. its views are gone from databases     the state store still names the databases; to remove the views
                                          again does nothing
 4. its datasets are deleted, and its     some of them; each dataset keeps its identity until its files are gone.
@@ -16,7 +17,8 @@ a crash, or a failure, after             leaves
 5. its fences in the log are deleted     nothing that could commit to the topics again: no run begins, and
                                          the transactional id was fenced before
 6. its folder is empty but for the file  a part of the folder, and no run starts on it. The state store,
-   ``reset-begun``                       which names the other places, is removed after all else
+   ``reset-begun``                       which names the other places, is removed after all else; one in
+                                         a database before the file that names it
 7. the file and the folder are gone      nothing: the next run begins as the first one did
 =======================================  ==========================================================
 
@@ -48,9 +50,12 @@ from millstream.errors import (
 from millstream.log.control import CONTROL_NAME
 from millstream.log.files import DISK
 from millstream.object_store.place import DESCRIPTION, StatePlace, remove_place
+from millstream.views.address import StateStoreAddress, split_store_url
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW
 from millstream.views.dead_letter_relay import dead_letter_topic, relay_fence_prefix
 from millstream.views.dead_letters import RECORD_ID
+from millstream.views.postgres.reader import holds_views
+from millstream.views.postgres.state_store import PostgresStateStore
 from millstream.views.runs.control_files import active_runs, reset_marker, write_reset_marker
 from millstream.views.schema import JOB, check_app_name
 from millstream.views.sinks.dataset import (
@@ -60,7 +65,16 @@ from millstream.views.sinks.dataset import (
     owned_dataset_identity,
 )
 from millstream.views.sinks.postgres import AppInDatabase, app_in_database, forget_app
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 from millstream.views.state_store.store import StateStore
+from millstream.views.store_location import (
+    STATE_STORE_FILE,
+    StoreLocation,
+    open_state_store,
+    state_store_exists,
+    state_stores_of,
+)
+from millstream.views.store_note import STORE_NOTE_FILE, noted_store
 
 
 @dataclass(frozen=True)
@@ -106,11 +120,14 @@ class AppFootprint:
     topics: dict[str, int | None] = field(default_factory=dict)
     replayed: dict[str, int] = field(default_factory=dict)
     functions: tuple[str, ...] = ()
+    state_store: StateStoreAddress | None = None
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to remove."""
-        return not (self.folder.exists() or self.fences or any(self.databases.values()))
+        return not (
+            self.folder.exists() or self.fences or any(self.databases.values()) or self.state_store
+        )
 
 
 @dataclass
@@ -134,7 +151,7 @@ def find_footprint(
     Args:
         state: The folder that has its folder ``apps/<app>``.
         log: The log that it reads and writes.
-        databases: The URLs of the databases that it keeps views in.
+        databases: The URLs of the databases that it keeps views or its state in.
 
     Raises:
         ConfigError: there is nothing of such an app; it runs; or it wrote to a database or a log that
@@ -144,8 +161,9 @@ def find_footprint(
     check_app_name(app)  # it names what is removed
     folder = state / "apps" / app
     _check_stopped(app, folder)
-    state_store = _read_state_store(app, folder / "views.db")
-    kept = {url: app_in_database(url, app) for url in databases}
+    address = _state_store_address(app, folder, databases)
+    state_store = _read_state_store(app, address or folder / STATE_STORE_FILE)
+    kept = {url: app_in_database(url, app) for url in databases if _may_hold_views(url, address)}
     _check_all_stores_named(app, state_store, kept, log)
     paths = [path for path in folder.rglob("*") if path.is_file()]
     written = [node["does"] for node in _outputs(state_store, "topic")]
@@ -165,6 +183,7 @@ def find_footprint(
         topics=_records(log, [*written, dead_letter_topic(app)]),
         replayed=state_store.replayed,
         functions=tuple(node["name"] for node in _outputs(state_store, "function")),
+        state_store=address,
     )
     if found.empty:
         raise ConfigError(
@@ -187,7 +206,7 @@ def reset(found: AppFootprint) -> None:
         repeated = reset_marker(folder).exists()
         write_reset_marker(folder)  # step 1
         _check_stopped(found.app, folder, remove_marker=not repeated)
-        _refuse_older_runs(found)  # step 2
+    _refuse_older_runs(found)  # step 2
     for url, kept in found.databases.items():
         if kept:
             forget_app(url, found.app)  # step 3
@@ -197,9 +216,13 @@ def reset(found: AppFootprint) -> None:
         remove_place(found.objects.place)
     if found.fences or found.writes_to_log:
         _remove_fences(found)  # step 5
-    if folder.exists():
+    if not folder.exists():
+        _drop_state_store(found)
+    else:
         try:
             _empty(folder)  # step 6
+            _drop_state_store(found)
+            (folder / STORE_NOTE_FILE).unlink(missing_ok=True)
             # Otherwise, after a loss of power the marker might be gone and other files not.
             DISK.sync_folder(folder)
             reset_marker(folder).unlink()  # step 7
@@ -216,11 +239,37 @@ def reset(found: AppFootprint) -> None:
 # -- finding ----------------------------------------------------------------------------------
 
 
-def _read_state_store(app: str, path: Path) -> _StateStoreInfo:
-    if not path.exists():
+def _state_store_address(
+    app: str, folder: Path, databases: Sequence[str]
+) -> StateStoreAddress | None:
+    """Return where the app has its state, if that is in a database: in one given, or the one noted.
+
+    Raises:
+        ConfigError: it is in several places of those given, or in one that cannot be reached.
+    """
+    given = [one for url in databases for one in state_stores_of(url, app)]
+    noted = noted_store(folder)
+    if len(given) > 1:
+        places = "; ".join(map(str, given))
+        raise ConfigError(f"The app {app!r} has state in {places}. Say which: ?schema=NAME.")
+    if given:
+        return given[0]
+    return noted if noted is not None and state_store_exists(noted) else None
+
+
+def _may_hold_views(url: str, state_store: StateStoreAddress | None) -> bool:
+    """Return whether a database is to hold views beside the apps' own stores."""
+    database, schema, _ = split_store_url(url)
+    if state_store is None or database.shown != state_store.database.shown:
+        return True
+    return schema is None and holds_views(database)
+
+
+def _read_state_store(app: str, location: StoreLocation) -> _StateStoreInfo:
+    if isinstance(location, Path) and not location.exists():
         return _StateStoreInfo()
     try:
-        with closing(StateStore(path, readonly=True)) as store:
+        with closing(open_state_store(location, readonly=True)) as store:
             return _StateStoreInfo(
                 {schema.name: store.count(schema.name) for schema in store.views()},
                 [(identity, name) for identity, name, _ in store.sinks(app, JOB)],
@@ -362,9 +411,21 @@ def _records(log: Path | str, topics: Sequence[str]) -> dict[str, int | None]:
 
 
 def _refuse_older_runs(found: AppFootprint) -> None:
-    if found.state_store_problem is None and (found.folder / "views.db").exists():
-        with closing(StateStore(found.folder / "views.db")) as store:
+    if found.state_store_problem is not None:
+        return
+    if found.state_store is not None:
+        with closing(PostgresStateStore(found.state_store)) as in_database:
+            in_database.mark_reset()
+            in_database.fence_runs(found.app, JOB)
+    elif (found.folder / STATE_STORE_FILE).exists():
+        with closing(SqliteStateStore(found.folder / STATE_STORE_FILE)) as store:
             store.fence_runs(found.app, JOB)
+
+
+def _drop_state_store(found: AppFootprint) -> None:
+    if found.state_store is not None and state_store_exists(found.state_store):
+        with closing(PostgresStateStore(found.state_store)) as store:
+            store.drop()
 
 
 def _remove_fences(found: AppFootprint) -> None:
@@ -378,9 +439,10 @@ def _remove_fences(found: AppFootprint) -> None:
 def _empty(folder: Path) -> None:
     """Remove all but the marker; the state store after all else, then SQLite's files beside it."""
     marker = reset_marker(folder)
-    state_store = folder / "views.db"
+    state_store = folder / STATE_STORE_FILE
     for path in folder.iterdir():
-        if path == marker or path.name.startswith(state_store.name):
+        kept = path == marker or path.name == STORE_NOTE_FILE
+        if kept or path.name.startswith(state_store.name):
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

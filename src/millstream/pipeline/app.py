@@ -14,6 +14,7 @@ from millstream.client.address import log_folder, shown
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError, RetriableError
 from millstream.kernels.errors.dead_letters import BadRecordPolicy
+from millstream.kernels.errors.user_code import UserCode
 from millstream.kernels.frames import polars_table
 from millstream.kernels.plan import JobPlan, ViewSinkSpec
 from millstream.kernels.state.keyhash import Buckets
@@ -21,10 +22,17 @@ from millstream.kernels.tables.upserts import VersionOrder
 from millstream.kernels.time.watermarks import WatermarkRule
 from millstream.object_store.address import StateUrl, is_url, parse_state_url
 from millstream.pipeline.avro import AvroSchema
-from millstream.pipeline.checks import check_time, checked_on_error
+from millstream.pipeline.checks import check_time, checked_on_error, declared_at
 from millstream.pipeline.compiler import compile_plan
+from millstream.pipeline.debezium import (
+    Envelope,
+    TransactionGroup,
+    build_captured_table,
+    envelope_options,
+    group_of,
+)
 from millstream.pipeline.declaration import AppDeclaration
-from millstream.pipeline.expressions import Column, as_expression
+from millstream.pipeline.expressions import Column, as_expression, names_given
 from millstream.pipeline.graph import DataFrameNode, GraphNode, OperatorNode, Output
 from millstream.pipeline.progress_table import ProgressTable
 from millstream.pipeline.schema import ColumnTypes
@@ -42,13 +50,14 @@ from millstream.pipeline.topic_declaration import (
 )
 from millstream.pipeline.upserts import build_static_table
 from millstream.pipeline.watermarks import IN_ORDER, check_dataframe_watermark
-from millstream.views.address import parse_store
+from millstream.views.address import StateStoreAddress, parse_store
 from millstream.views.dead_letter_relay import relay
 from millstream.views.panels import Panel, check_panel, to_plain
 from millstream.views.runs.dead_letter_share import check_dead_letter_max
 from millstream.views.runs.late_alarm import LateAlarm, check_late_share
 from millstream.views.runs.progress import UNTIL_OPTIONS, Progress, Report, Until
 from millstream.views.schema import check_app_name
+from millstream.views.store_location import STATE_STORE_FILE, StoreLocation, parse_state_store
 
 if TYPE_CHECKING:
     from millstream.spark.job import DataFrame, Job, SparkSession
@@ -70,6 +79,12 @@ class App(AppDeclaration):
             checkpoint stay in the log's folder, or in ``local``. Endpoint, region and credentials come from the
             environment (``AWS_ENDPOINT_URL``, ``AWS_REGION``, ``AWS_ACCESS_KEY_ID``, …). See docs/cluster.md.
         local: The folder for the rest where ``state`` is a URL; the log's own by default, if it is a folder.
+        store: Where position, ledger, views and all else that a batch commits are kept: by default a SQLite
+            file in the app's folder, for one machine. Or the URL of a PostgreSQL database, such as
+            ``"postgresql://user@host/database"``, where they are in one schema for each app
+            (``?schema=NAME``; by default ``millstream_<app>``) and any machine reads them by the URL. When
+            the server is away, a run tries again for two minutes (``?wait=SECONDS``). Leave the password to
+            PGPASSWORD or ~/.pgpass.
         buckets: Into how many hash ranges keys are divided; fixed when the app's state is created.
             As many cores at most can share a stage of a large batch, and as many partitions the app
             can be rescaled to. Each has a cost in every batch, however small. Two are
@@ -102,6 +117,8 @@ class App(AppDeclaration):
     dead_max: float = 0.5
     topics: dict[str, Topic] = field(default_factory=dict, init=False)
     panels: tuple[Panel, ...] = field(default=(), init=False)
+    _store_address: StateStoreAddress | None = field(default=None, init=False, repr=False)
+    transactions: dict[str, TransactionGroup] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_app_name(self.name)
@@ -109,6 +126,7 @@ class App(AppDeclaration):
             raise ConfigError(f"buckets is {self.buckets}. Allowed are 1 to 4096.")
         checked_on_error(self.on_error)
         parse_store(self.views, what="The app's views")
+        self._store_address = parse_state_store(self.store, self.name, what="The app's store")
         check_late_share(self.late_alarm)
         check_dead_letter_max(self.dead_max)
         self._check_log()
@@ -140,6 +158,11 @@ class App(AppDeclaration):
     def folder(self) -> Path:
         """Where the app keeps its state, views and log file: ``<state>/apps/<name>``, or under ``local``."""
         return self._state_folder / "apps" / self.name
+
+    @property
+    def state_store(self) -> StoreLocation:
+        """Where the app's state store is: a SQLite file, or an address without credentials in its text."""
+        return self._store_address or self.folder / STATE_STORE_FILE
 
     @property
     def _state_folder(self) -> Path:
@@ -203,12 +226,13 @@ class App(AppDeclaration):
         name: str,
         schema: type | Mapping[str, Any] | None = None,
         *,
-        key: str,
+        key: str | Sequence[str],
         order: VersionOrder = "offset",
         deleted: Column | None = None,
         time: Column | None = None,
         watermark: WatermarkRule = IN_ORDER,
         ttl: Duration | None = None,
+        envelope: Envelope | None = None,
         **topic: Any,
     ) -> Table:
         """Declare a topic that is a table, and read it as one: of each key its latest record is a row.
@@ -218,15 +242,55 @@ class App(AppDeclaration):
         Args:
             name: The topic's name.
             schema: As in :meth:`topic`, which also takes the other options in ``topic``.
-            key: The column that identifies a row, and is the record's key.
+            key: The column that identifies a row, and is the record's key; with an envelope also several.
             order: See :meth:`Topic.table`, as for ``deleted``, ``time``, ``watermark`` and ``ttl``.
+            envelope: ``"debezium"``, or :func:`millstream.debezium` with options: the records are changes
+                of a database's table. ``schema`` has the columns of that table that are wanted; event time is
+                that of the change, by default. See docs/joins.md.
+
+        Raises:
+            ConfigError: an option is not known, or does not go with the envelope.
 
         Example::
 
             users = app.table("users", User, key="id")
+            orders = app.table("shop.public.orders", Order, key="id", envelope="debezium")
         """
+        if envelope is not None:
+            if order != "offset" or deleted is not None or ttl is not None:
+                raise ConfigError(
+                    f"The table {name!r} has an envelope, and order=, deleted= or ttl=. The records say themselves "
+                    "what they replace and delete: leave these out."
+                )
+            options = envelope_options(envelope, name)
+            columns = names_given(key, "table's key")
+            declared = self.topic(
+                name, schema, key=columns[0] if len(columns) == 1 else None, **topic
+            )
+            return build_captured_table(
+                declared,
+                columns,
+                options,
+                self._transaction_group(options.transactions),
+                time=time,
+                watermark=watermark,
+                code=UserCode("", declared_at(), self.on_error),
+            )
+        if not isinstance(key, str):
+            raise ConfigError(
+                f"The key of table {name!r} is {key!r}. Give one column, which is the record's key; for several say "
+                f"app.topic({name!r}, …).table(key=…)."
+            )
         declared = self.topic(name, schema, key=key, **topic)
         return declared.table(order=order, deleted=deleted, time=time, watermark=watermark, ttl=ttl)
+
+    def _transaction_group(self, topic: str | None) -> TransactionGroup | None:
+        """Return the step that the tables of a topic of transactions share."""
+        if topic is None:
+            return None
+        if topic not in self.transactions:
+            self.transactions[topic] = group_of(self, topic, self.topics)
+        return self.transactions[topic]
 
     def static_table(
         self, rows: Any, *, key: str | Sequence[str], name: str = "static table"
@@ -380,6 +444,7 @@ class App(AppDeclaration):
             app=self.name,
             log=self.log,
             folder=self.folder,
+            state_store=self.state_store,
             topics=dict(self.partitions),
             bucket_count=self.buckets,
             compile=compiled,
@@ -464,7 +529,7 @@ class App(AppDeclaration):
         with suppress(
             RetriableError
         ):  # another process owns the folder: dead letters wait in the view
-            relay(self.log, self.name, self._state_folder)
+            relay(self.log, self.name, self._state_folder, self._store_address)
         if alarm is None:
             return report
         return replace(report, alarms=(*alarm.messages, *report.alarms))

@@ -28,6 +28,7 @@ from millstream.kernels.plan import (
 )
 from millstream.kernels.state.keyhash import Buckets
 from millstream.kernels.steps import Step
+from millstream.kernels.tables.upserts import Upserts
 from millstream.kernels.time.log_order import SOURCES_MAX
 from millstream.pipeline.definitions import Definitions
 from millstream.pipeline.graph import (
@@ -44,6 +45,7 @@ from millstream.pipeline.graph import (
     time_parents,
     upstream_nodes,
 )
+from millstream.pipeline.look_up_order import look_up_levels
 from millstream.pipeline.promotion import emitting_changes, replaces_rows, updates_of
 
 ConsumerNode = NativeNode | OperatorNode | Output
@@ -93,10 +95,12 @@ class _Compiler:
     sources: dict[SourceNode | DataFrameNode, int] = field(default_factory=dict)
     kernels: dict[OperatorNode, Operator] = field(default_factory=dict)
     definitions: Definitions = field(init=False)
+    look_ups: dict[str, int] = field(init=False)  # which topics are read first
 
     def plan(self) -> JobPlan:
         nodes = upstream_nodes(self.outputs)
         self.definitions = Definitions(nodes)
+        self.look_ups = look_up_levels(nodes)
         for node in nodes:
             self._register(node)
         for node in self.depths:
@@ -209,6 +213,7 @@ class _Compiler:
             latest_by=consumer.key if isinstance(consumer, Output) else (),
             signed=kind.signed,
             updates=kind.updates if replaces else None,
+            released=isinstance(operator, Upserts),
         )
 
     def _time_ports(self, node: GraphNode) -> tuple[int, ...]:
@@ -254,7 +259,7 @@ class _Compiler:
             topic_number=self._topics.index(node.topic),
             table_key=node.table_key,
             arrived=self._arrival_below(node),
-            looked_up=self._is_looked_up(node),
+            looked_up=self.look_ups.get(node.topic, 0),
         )
 
     def _columns_needed(self, node: GraphNode) -> set[str] | None:
@@ -305,18 +310,6 @@ class _Compiler:
             path.consumer.kernel, Lookup
         )
         return looks_up or any(map(self._arrival_below, self._passed_on(path)))
-
-    def _is_looked_up(self, node: GraphNode) -> bool:
-        """Return whether a table that rows are looked up in is made of this node's rows."""
-        return any(
-            isinstance(consumer := path.consumer, OperatorNode)
-            and (
-                bool(path.number)
-                if isinstance(consumer.kernel, Lookup)
-                else self._is_looked_up(consumer)
-            )
-            for path in self._paths(node)
-        )
 
     def _needs_order(self, consumer: ConsumerNode) -> bool:
         if isinstance(consumer, OperatorNode):

@@ -29,6 +29,7 @@ class AppDeclaration(ABC):
     buckets: int = 2
     on_error: OnError = "dead-letter"
     views: str | None = field(default=None, repr=False)  # it may hold a password
+    store: str | None = field(default=None, repr=False, kw_only=True)  # it may, too
     outputs: list[Output] = field(default_factory=list, init=False)
     partitions: dict[str, int] = field(default_factory=dict, init=False, repr=False)  # by topic
     names: StepNames = field(default_factory=StepNames, init=False, repr=False)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millstream.kernels.code_digest import code_digest, digest, validators
+from millstream.kernels.decode.debezium_records import DebeziumFormat
 from millstream.kernels.definition import (
     Description,
     canonical_text,
@@ -145,5 +146,7 @@ def _format(values: Any) -> Description:
 
     The schemas that values were written with are not part of it: more of them will follow.
     """
+    if isinstance(values, DebeziumFormat):
+        return describe(values)
     word, model = type(values).__name__, getattr(values, "model", None)
     return word if model is None else {"text": word, "code": code_digest(list(validators(model)))}

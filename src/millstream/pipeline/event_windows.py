@@ -79,18 +79,12 @@ def _row_keys(
 
 
 def _check_no_once(window: EventWindow, emission: EmitStrategy) -> None:
-    if not emission.once:
-        return
-    if isinstance(window, Sliding):
-        instead = "It has a row for each event: leave early out, or say early=None."
-    elif isinstance(window, CountWindow):
-        instead = "Its windows are full by count already: leave early out."
-    else:
-        instead = (
-            'An event can join sessions of which one was closed: emit "discard" with panes=True, and keep '
-            "the rows with pane_first; or use windows of time."
+    if isinstance(window, Sliding) and emission.once:
+        raise ConfigError(
+            f"{window} has early=ms.once(…). Its rows are those of SQL's OVER, one for each event, which have no "
+            "trigger in Beam or Flink; what comes once is the row that counts all. Leave early out, or say "
+            'early=None; emit "final" for one row; or take ms.hopping, whose windows can fire once.'
         )
-    raise ConfigError(f"{window} has early=ms.once(…). {instead}")
 
 
 BuiltOperator = tuple[Operator, ColumnTypes, tuple[str, ...]]
@@ -117,9 +111,8 @@ class _EventWindowBuilder:
         """
         if not isinstance(window, SessionWindow):
             return ("window_start",)
-        return (
-            ("window_start", "window_end") if self.emission.mode == "discard" else window.window_key
-        )
+        in_parts = self.emission.mode == "discard" and not self.emission.once
+        return ("window_start", "window_end") if in_parts else window.window_key
 
     def only_replaces(self, window: EventWindow) -> str:
         """Say why the window cannot emit changes where rows that replace one another are declared.
@@ -152,7 +145,7 @@ class _EventWindowBuilder:
             window.joins_after_end_us,
         )
         columns = self._results(panes)
-        panes = replace(panes, result_schema=tuple(columns.items()), empty=self._empty(aggregation))
+        panes = replace(panes, result_schema=tuple(columns.items()), empty=self._empty(panes))
         rows = tuple(self.shape.columns.items()) if self.emission.late_policy == "side" else ()
         operator = SignedSessionOperator if self.signed else SessionOperator
         return operator(self.name, window, panes, rows), columns, aggregation.by
@@ -251,7 +244,8 @@ class _EventWindowBuilder:
 
     def no_windows_after(self, window: EventWindow) -> str:
         """Say why no window may follow, and what to do; empty if one may."""
-        if not isinstance(window, CountWindow) or self.emission.mode != "retract":
+        takes_back = self.emission.mode == "retract" and not self.emission.once
+        if not isinstance(window, CountWindow) or not takes_back:
             return ""
         return (
             f'{window} with emit("retract"): the time of an open window moves with its events, so a row '
@@ -304,8 +298,9 @@ class _EventWindowBuilder:
         results = panes.result_rows(pl.DataFrame(schema=state), pl.lit(0))
         return {name: results.schema[name] for name in visible(results.columns)}
 
-    def _empty(self, aggregation: Aggregation) -> pl.DataFrame:
-        if self.emission.mode != "discard":  # no other says that nothing came
+    def _empty(self, panes: SessionPanes) -> pl.DataFrame:
+        aggregation = panes.aggregation
+        if not panes.emits_parts:  # no other says that nothing came
             return pl.DataFrame(schema=dict(aggregation.schema))
         hidden = {TIME: pl.Int64(), ORDER: pl.Int64()}
         rows = pl.DataFrame(schema={**self.shape.columns, **hidden})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import polars as pl
 import pyarrow as pa
@@ -98,6 +98,32 @@ class OperatorNode:
                 "some that have: which of them go first is arbitrary. Give each its own, before the "
                 "union."
             )
+
+
+class OperatorGroup(Protocol):
+    """A stateful step that takes one input more with each declaration that shares it."""
+
+    @property
+    def inputs(self) -> tuple[GraphNode, ...]: ...
+    @property
+    def kernel(self) -> Operator: ...
+
+
+class SharedOperatorNode(OperatorNode):
+    """A stateful step that several declarations share: it is complete when the graph is compiled."""
+
+    def __init__(self, group: OperatorGroup) -> None:
+        object.__setattr__(self, "group", group)
+
+    @property
+    def inputs(self) -> tuple[GraphNode, ...]:
+        group: OperatorGroup = self.__dict__["group"]
+        return group.inputs
+
+    @property
+    def kernel(self) -> Operator:
+        group: OperatorGroup = self.__dict__["group"]
+        return group.kernel
 
 
 @dataclass(frozen=True, eq=False)

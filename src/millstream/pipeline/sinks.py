@@ -31,6 +31,7 @@ from millstream.views.address import parse_store
 from millstream.views.postgres.view_table import check_key_columns, check_view_name
 from millstream.views.sinks.foreach import ForeachContext
 from millstream.views.sinks.retractions import DIFF_COLUMN
+from millstream.views.store_location import is_database
 
 CLEANUPS = get_args(Cleanup)
 _PARTITIONS = 4
@@ -53,11 +54,12 @@ class SinkBuilder:
         require_text(name, "A view's name", "per_minute")
         columns = self._view_key(name, key)
         address = parse_store(store or self.app.views, what=f"The store of the view {name!r}")
-        if address is not None:
+        postgres = address is not None or is_database(self.app.store)
+        if postgres:
             check_view_name(name)
         if any(output.name == name for output in self.app.outputs):
             raise ConfigError(f"The view {name!r} is declared twice. Give one another name.")
-        self._check_storable(name, columns, postgres=address is not None)
+        self._check_storable(name, columns, postgres=postgres)
         output = self._output(name, ViewSinkSpec(address), key=columns)
         output = replace(output, step=self.app.names.unique(name))
         return replace(output, replaces=False) if self._must_delete(columns) else output

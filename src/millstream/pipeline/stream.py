@@ -20,7 +20,7 @@ from millstream.kernels.aggregates.protocol import Aggregate
 from millstream.kernels.errors.user_code import OnError, UserCode
 from millstream.kernels.frames import plain_schema
 from millstream.kernels.steps import AssignBranch, SelectBranch
-from millstream.kernels.tables.top import Ties
+from millstream.kernels.tables.row_order import Ties
 from millstream.kernels.tables.upserts import VersionOrder
 from millstream.kernels.trigger import EmitStrategy, Mode, Once
 from millstream.kernels.windows.assigners import WindowAssigner

@@ -12,8 +12,8 @@ from millstream.kernels.aggregates.protocol import Aggregate
 from millstream.kernels.errors.user_code import OnError
 from millstream.kernels.joins.table_join import JoinKind
 from millstream.kernels.steps import Step
+from millstream.kernels.tables.row_order import Ties
 from millstream.kernels.tables.set_operations import SetRule
-from millstream.kernels.tables.top import Ties
 from millstream.pipeline.collection import Collection
 from millstream.pipeline.graph import OperatorNode, UnionNode
 from millstream.pipeline.group_by import build_group_by, derived_table, group_columns

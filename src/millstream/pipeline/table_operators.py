@@ -11,13 +11,14 @@ import polars as pl
 from millstream.choices import choose
 from millstream.errors import ConfigError
 from millstream.kernels.frames import HIDDEN_PREFIX
+from millstream.kernels.tables.row_order import Ties
 from millstream.kernels.tables.set_operations import (
     INPUT_TYPE,
     SetOperation,
     SetRule,
     counted_by,
 )
-from millstream.kernels.tables.top import Ties, TopRows
+from millstream.kernels.tables.top import TopRows
 from millstream.pipeline.checks import column_differences, whole_number
 from millstream.pipeline.group_by import aggregation_by, check_not_late, derived_table
 from millstream.pipeline.schema import ColumnTypes

@@ -214,8 +214,8 @@ def _versions(
         )
     if right.origin is None:
         raise ConfigError(
-            "join_asof is given a table whose versions are not known: it is derived from others, or a step "
-            "left its key out or made other rows. Join the table that is made of the topic "
+            "join_asof is given a table whose versions are not known: it is derived from others, changes by whole "
+            "transactions, or a step left its key out or made other rows. Join the table that is made of the topic "
             "or stream, and do the rest after the join; or look up the latest row: lookup(…)."
         )
     _check_key(right.shape, columns, "join_asof", whole=True)

@@ -299,8 +299,12 @@ def once(trigger: Duration | AfterCount) -> Once:
     Raises:
         ConfigError: the trigger is none of these.
 
-    For tumbling, hopping, cumulating and calendar windows. In Apache Beam this is ``AfterFirst`` of the trigger
-    and ``AfterWatermark``, without ``Repeatedly``.
+    A session that has fired goes on without panes: events join it, make it longer and merge it with others, and all
+    that it gets is left out. So of sessions that merge, one of which has fired, the others have no pane any more,
+    and what came for them is left out, too. A count window has its on-time pane with the event that fills it.
+
+    For windows of every kind but sliding ones, and count windows without a timeout. In Apache Beam this is
+    ``AfterFirst`` of the trigger and ``AfterWatermark``, without ``Repeatedly``; merged sessions follow its ``onMerge``.
     """
     given = None if isinstance(trigger, Once) else parse_trigger(trigger, "once's trigger")
     if isinstance(given, AfterTime | AfterCount):

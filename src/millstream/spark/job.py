@@ -32,7 +32,6 @@ from millstream.spark.dataframes import add_dataframe, add_native_step, to_dataf
 from millstream.spark.failures import to_millstream_error
 from millstream.spark.frame_files import FrameFiles
 from millstream.spark.job_metadata import (
-    STATE_STORE_FILE,
     JobMetadata,
     check_checkpoint_current,
     load_or_create_checkpoint_id,
@@ -60,6 +59,8 @@ from millstream.views.runs.failure import record_failure
 from millstream.views.runs.progress import Progress, Report, Until, describe_created_topic
 from millstream.views.schema import JOB
 from millstream.views.state_store.store import StateStore
+from millstream.views.store_location import StoreLocation, prepare_state_store
+from millstream.views.store_note import check_same_store, note_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame as DataFrame  # noqa: PLC0414 - given on to the pipeline
@@ -77,6 +78,7 @@ class Job:
     app: str
     log: Path | str = field(repr=False)  # an option of kafka:// may be a password
     folder: Path
+    state_store: StoreLocation
     topics: Mapping[str, int]  # name → partitions, for those that do not exist yet
     bucket_count: int
     compile: Callable[[Buckets], JobPlan]
@@ -113,6 +115,10 @@ def run_job(job: Job, options: RunOptions) -> Report:
 def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
     began = time.monotonic()
     check_no_reset(job.folder)
+    check_same_store(job.app, job.folder, job.state_store)
+    if not isinstance(job.state_store, Path):
+        options.on_phase("opening the state store")
+    prepare_state_store(job.state_store, options.on_notice)
     options.on_phase("opening the log")
     job.folder.mkdir(parents=True, exist_ok=True)
     metadata = _job_metadata(job, options.cores or cores_available())
@@ -120,11 +126,11 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
     check_serializable(plan)
     log = open_reader(job.log)
     # before a missing topic is created
-    check_same_topics(job.app, job.folder / STATE_STORE_FILE, plan, log)
+    check_same_topics(job.app, job.state_store, plan, log)
     created = _create_topics(job)
     for name in created.names:
         options.on_notice(describe_created_topic(name, created.others))
-    with open_committer(plan, job.folder / STATE_STORE_FILE, job.log) as committer:
+    with open_committer(plan, job.state_store, job.log, options.on_notice) as committer:
         # before this run replaces another one, or is noted as begun
         place = load_or_create_place(job.app, committer.state_store, job.state, job.folder)
         next_batch_id = committer.begin_run(
@@ -135,7 +141,8 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
         )
         save_topic_ids(job.app, committer.state_store, plan, log)
         committer.state_store.put_description(job.app, "dashboard", job.dashboard)
-        check_checkpoint_current(job.folder, next_batch_id)
+        note_store(job.folder, job.state_store)
+        check_checkpoint_current(job.folder, next_batch_id, job.state_store)
         if place is not None:
             register_run(place, committer.run)
         watermark = watermark_before(committer.state_store, job.app)
@@ -158,7 +165,7 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
                 reason = _Query(job, options, plan, metadata, sink, spark, place).run()
         except TopicRecreatedError:
             # this error says what had been read
-            check_same_topics(job.app, job.folder / STATE_STORE_FILE, plan, log)
+            check_same_topics(job.app, job.state_store, plan, log)
             raise
     report = _report(job.app, reason, sink, watermark, time.monotonic() - began)
     read = {source.topic for source in plan.sources}
@@ -204,7 +211,7 @@ def _job_metadata(job: Job, cores: int) -> JobMetadata:
     partitions = min(cores, job.bucket_count)
     seed = secrets.randbits(63)  # a secret: keys come from outside, and could be made to collide
     return load_or_create_job_metadata(
-        job.app, job.folder, JobMetadata(job.bucket_count, partitions, partitions, seed)
+        job.app, job.state_store, JobMetadata(job.bucket_count, partitions, partitions, seed)
     )
 
 

@@ -16,9 +16,13 @@ from millstream.errors import ConfigError
 from millstream.log.files import DISK, replace_file
 from millstream.views.runs.control_files import reset_command
 from millstream.views.schema import JOB
-from millstream.views.state_store.store import StateStore
+from millstream.views.store_location import (
+    StoreLocation,
+    open_state_store,
+    place_of,
+    state_store_exists,
+)
 
-STATE_STORE_FILE = "views.db"
 _CHECKPOINT_ID = "millstream-checkpoint-id"
 
 
@@ -42,50 +46,53 @@ class JobMetadata:
         return asdict(self)
 
 
-def load_or_create_job_metadata(app: str, folder: Path, wanted: JobMetadata) -> JobMetadata:
+def load_or_create_job_metadata(
+    app: str, location: StoreLocation, wanted: JobMetadata
+) -> JobMetadata:
     """Return the app's metadata: ``wanted`` if its state does not exist yet.
 
     Raises:
         ConfigError: the state is divided into another number of buckets.
     """
-    stored = load_job_metadata(app, folder)
+    stored = load_job_metadata(app, location)
     if stored is None:
         # Some outputs may have the first batch already, which must be the same when it is repeated.
-        seed = _stored_hash_seed(app, folder)
+        seed = _stored_hash_seed(app, location)
         return wanted if seed is None else replace(wanted, hash_seed=seed)
     if stored.bucket_count != wanted.bucket_count:
+        place = place_of(location)
         raise ConfigError(
-            f"The app's state in {folder} is divided into {stored.bucket_count} buckets and the app "
+            f"The app's state in {place} is divided into {stored.bucket_count} buckets and the app "
             f"asks for {wanted.bucket_count}. Use buckets={stored.bucket_count}, give the app another "
-            f"name to build its state again beside the old, or start over: {reset_command(folder)}."
+            f"name to build its state again beside the old, or start over: {reset_command(place)}."
         )
     return stored
 
 
-def load_job_metadata(app: str, folder: Path) -> JobMetadata | None:
+def load_job_metadata(app: str, location: StoreLocation) -> JobMetadata | None:
     """Return the stored metadata; None if the app has committed nothing yet."""
-    if not (folder / STATE_STORE_FILE).exists():
+    if not state_store_exists(location):
         return None
     # Not readonly: its tables may be missing after a crash.
-    with StateStore(folder / STATE_STORE_FILE) as state_store:
+    with open_state_store(location) as state_store:
         held, program = state_store.last_batch_id(app, JOB), state_store.program(app, JOB)
     if held is None or program is None or not program.partitioning:
         return None
     return JobMetadata(**program.partitioning)
 
 
-def _stored_hash_seed(app: str, folder: Path) -> int | None:
+def _stored_hash_seed(app: str, location: StoreLocation) -> int | None:
     """Return the hash seed of an app that has begun a run; None if it has not."""
-    if not (folder / STATE_STORE_FILE).exists():
+    if not state_store_exists(location):
         return None
-    with StateStore(folder / STATE_STORE_FILE) as state_store:
+    with open_state_store(location) as state_store:
         program = state_store.program(app, JOB)
     return None if program is None else program.partitioning.get("hash_seed")
 
 
-def save_partitions(app: str, folder: Path, metadata: JobMetadata) -> None:
+def save_partitions(app: str, location: StoreLocation, metadata: JobMetadata) -> None:
     """Store another number of tasks that share the buckets."""
-    with StateStore(folder / STATE_STORE_FILE) as state_store:
+    with open_state_store(location) as state_store:
         state_store.set_partitioning(app, JOB, metadata.partitioning)
 
 
@@ -112,7 +119,9 @@ def load_or_create_checkpoint_id(folder: Path) -> str:
     return identity.read_text().strip()
 
 
-def check_checkpoint_current(folder: Path, next_batch_id: int) -> None:
+def check_checkpoint_current(
+    folder: Path, next_batch_id: int, location: StoreLocation | None = None
+) -> None:
     """Make sure that the checkpoint is as old as the views.
 
     The checkpoint has every batch that the views hold: otherwise Spark would plan some of them again, with
@@ -124,19 +133,20 @@ def check_checkpoint_current(folder: Path, next_batch_id: int) -> None:
         ConfigError: one of them is older than the other.
     """
     checkpoint = folder / "checkpoint"
+    command = reset_command(folder if location is None else place_of(location))
     begun, done = (_last_batch_id(checkpoint / name) for name in ("offsets", "commits"))
     if begun < next_batch_id - 1:
         raise ConfigError(
             f"The checkpoint in {folder} ends with batch {begun}, but the views hold batches up to "
             f"{next_batch_id - 1}: it is older than they are. Restore the checkpoint that belongs "
-            f"to them, or start over from the log: {reset_command(folder)}."
+            f"to them, or start over from the log: {command}."
         )
     if begun > next_batch_id or done >= next_batch_id:
         held = f"batches up to {next_batch_id - 1}" if next_batch_id else "no batch"
         raise ConfigError(
             f"The checkpoint in {folder} ends with batch {max(begun, done)}, but the views hold {held}: "
             "they are older than it, or were created again. Restore the views that belong to it, or "
-            f"start over from the log: {reset_command(folder)}."
+            f"start over from the log: {command}."
         )
 
 

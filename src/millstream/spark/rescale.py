@@ -13,6 +13,7 @@ from pathlib import Path
 from millstream.errors import ConfigError
 from millstream.spark.job_metadata import JobMetadata, load_job_metadata, save_partitions
 from millstream.views.runs.control_files import active_runs
+from millstream.views.store_location import STATE_STORE_FILE, StoreLocation
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,12 @@ class RescaleResult:
     partitions: int
 
 
-def rescale(app: str, folder: Path, partitions: int) -> RescaleResult:
+def rescale(
+    app: str, folder: Path, partitions: int, location: StoreLocation | None = None
+) -> RescaleResult:
     """Set the number of tasks that share the buckets of the app in ``folder``.
+
+    ``location`` is that of its state store, if it is not in the folder.
 
     Raises:
         ConfigError: the app runs, has no state yet, or has fewer buckets.
@@ -36,14 +41,15 @@ def rescale(app: str, folder: Path, partitions: int) -> RescaleResult:
         raise ConfigError(
             f"{app} is running (process {alive[-1].pid}). Stop it first: millstream stop {app}."
         )
-    metadata = _check(app, folder, partitions)
+    location = location or folder / STATE_STORE_FILE
+    metadata = _check(app, location, partitions)
     if metadata.partitions != partitions:
-        save_partitions(app, folder, replace(metadata, partitions=partitions))
+        save_partitions(app, location, replace(metadata, partitions=partitions))
     return RescaleResult(app, metadata.partitions, partitions)
 
 
-def _check(app: str, folder: Path, partitions: int) -> JobMetadata:
-    metadata = load_job_metadata(app, folder)
+def _check(app: str, location: StoreLocation, partitions: int) -> JobMetadata:
+    metadata = load_job_metadata(app, location)
     if metadata is None:
         raise ConfigError(
             f"{app} has no state yet. Run it; its first run divides the work among as many tasks as "

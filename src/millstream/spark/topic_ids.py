@@ -22,31 +22,34 @@ from millstream.client.reader import Reader
 from millstream.errors import TopicRecreatedError, UnknownTopicError
 from millstream.kernels.plan import JobPlan, TopicSinkSpec
 from millstream.views.position import TOPIC_IDS
-from millstream.views.runs.control_files import reset_command
+from millstream.views.runs.control_files import ResetTarget, reset_command
 from millstream.views.schema import JOB
 from millstream.views.state_store.store import StateStore
+from millstream.views.store_location import (
+    StoreLocation,
+    open_state_store,
+    place_of,
+    state_store_exists,
+)
 
 
-def check_same_topics(app: str, state_store: Path, plan: JobPlan, log: Reader) -> None:
+def check_same_topics(app: str, state_store: StoreLocation, plan: JobPlan, log: Reader) -> None:
     """Make sure that the topics of a plan are those that the app's state was made of.
 
     Raises:
         TopicRecreatedError: one was deleted; it may have been created again.
     """
-    if not state_store.exists():
+    if not state_store_exists(state_store):
         return
-    store = StateStore(state_store)
-    try:
+    with open_state_store(state_store) as store:
         if store.last_batch_id(app, JOB) is None:
             return
         known: Mapping[str, str] = store.description(app, TOPIC_IDS) or {}
         position = store.position(app)
-    finally:
-        store.close()
     for topic in _topics(plan):
         if topic in known and known[topic] != (found := _id_of(log, topic)):
             raise TopicRecreatedError(
-                _refusal(topic, (known[topic], found), position.get(topic), state_store.parent)
+                _refusal(topic, (known[topic], found), position.get(topic), place_of(state_store))
             )
 
 
@@ -71,7 +74,10 @@ def _id_of(log: Reader, topic: str) -> str | None:
 
 
 def _refusal(
-    topic: str, ids: tuple[str, str | None], position: Mapping[str, Any] | None, folder: Path
+    topic: str,
+    ids: tuple[str, str | None],
+    position: Mapping[str, Any] | None,
+    place: Path | ResetTarget,
 ) -> str:
     known, found = ids
     again = "" if found is None else " and created again"
@@ -83,5 +89,5 @@ def _refusal(
         what = f"The app had read the old one up to offset, by partition, {at}, which means nothing now"
     return (
         f"topic {topic!r} was deleted{again}: its id was {known}, {now}. {what}. To start over, with "
-        f"the records that the log holds today: {reset_command(folder)}, which first lists what it removes."
+        f"the records that the log holds today: {reset_command(place)}, which first lists what it removes."
     )

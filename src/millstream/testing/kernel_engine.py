@@ -29,6 +29,7 @@ from millstream.testing.inputs import InputRecord, Item, Tick, WatermarkAdvance
 from millstream.views.commit.committer import BatchCommitter, collect_results
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.commit.time_status import time_status
+from millstream.views.store_location import StoreLocation, place_of
 
 _JOB = "main"
 CrashPoint = Literal["before the commit", "between the commits", "after the commit"]
@@ -129,7 +130,7 @@ class KernelEngine:
     """
 
     plan: JobPlan
-    views: Path
+    views: StoreLocation
     partition_counts: Mapping[str, int]
     dice: random.Random
     clock_ms: int = 0
@@ -138,6 +139,7 @@ class KernelEngine:
     states: dict[tuple[int, int], MemoryBucketState] = field(default_factory=dict)
     batch_id: int = 0
     journal: MemoryJournal = field(default_factory=MemoryJournal)  # outlives crashes
+    log: Path | None = None  # what topics are written to; by default the folder of the views
 
     def __post_init__(self) -> None:
         if self.plan.natives:
@@ -171,7 +173,9 @@ class KernelEngine:
                 self._commit(committer, batch_id, self._batch(ends))
 
     def _begin(self, opened: ExitStack) -> BatchCommitter:
-        committer = opened.enter_context(open_committer(self.plan, self.views, self.views.parent))
+        log = self.log or place_of(self.views)
+        assert isinstance(log, Path), "a store in a database is in no folder: give a log"
+        committer = opened.enter_context(open_committer(self.plan, self.views, log))
         committer.begin_run(_JOB, "in-memory")
         return committer
 

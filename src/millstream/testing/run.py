@@ -19,6 +19,7 @@ import polars as pl
 
 from millstream.choices import choose, did_you_mean
 from millstream.errors import ConfigError
+from millstream.kernels.decode.debezium_records import TransactionFormat
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.routing import LEDGER_COUNTS, LEDGER_NOTES
 from millstream.kernels.state.keyhash import Buckets
@@ -27,6 +28,7 @@ from millstream.testing.inputs import Inputs, items_of
 from millstream.testing.kernel_engine import KernelEngine
 from millstream.testing.outputs import records, redirected, rows_of_dataset
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 from millstream.views.state_store.store import StateStore
 
 Engine = Literal["kernel", "spark"]
@@ -42,7 +44,7 @@ class Result:
         self._plan = plan
         self._app = plan.app
         self._folder = folder
-        self._store = StateStore(views, readonly=True)
+        self._store = SqliteStateStore(views, readonly=True)
         self._clean_up = weakref.finalize(self, _clean_up, self._store, folder)
 
     def __getitem__(self, view: str) -> pl.DataFrame:
@@ -171,7 +173,11 @@ def run(
             raise ConfigError(
                 f"There is input for topic {topic!r}. The app's topics are {known}.{near}"
             )
-    counts = {name: partitions or topic.partitions for name, topic in app.topics.items()}
+    counts = {
+        # What says the order of transactions has one partition, however many their records have.
+        name: 1 if isinstance(topic.values, TransactionFormat) else partitions or topic.partitions
+        for name, topic in app.topics.items()
+    }
     items = {
         topic: items_of(app.topics[topic], rows, counts[topic], seed)
         for topic, rows in inputs.items()

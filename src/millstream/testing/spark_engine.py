@@ -20,6 +20,7 @@ from millstream.spark.job import Job, RunOptions, run_job
 from millstream.testing.inputs import InputRecord, Item
 from millstream.testing.outputs import redirected
 from millstream.views.runs.progress import Progress, Until
+from millstream.views.store_location import STATE_STORE_FILE
 
 Parts = list[list[tuple[str, InputRecord]]]
 """What each batch reads: records with their topics."""
@@ -46,13 +47,14 @@ def run_on_spark(
         log=folder,
         folder=folder / "apps" / app.name,
         state=None,  # nothing outside of the folder is touched
+        state_store=folder / "apps" / app.name / STATE_STORE_FILE,
         compile=lambda buckets: redirected(compiled(buckets), folder),
     )
     parts = _parts(records, batches, dice)
     _feed(job, folder, parts)
     if app.plan().frames or len(parts) < 2:
         run_job(job, _options(parts))
-    return job.folder / "views.db"
+    return folder / "apps" / app.name / STATE_STORE_FILE
 
 
 def _records(inputs: Mapping[str, Sequence[Item]]) -> list[tuple[str, InputRecord]]:

@@ -5,8 +5,10 @@ A URL may hold a user and a password, which errors and other texts leave out.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
-from urllib.parse import unquote, urlsplit
+from hashlib import sha256
+from urllib.parse import quote, unquote, urlsplit
 
 from millstream.errors import ConfigError
 
@@ -46,7 +48,11 @@ def postgres_address(url: str) -> PostgresAddress:
         raise ConfigError(f"A view store's address {shown}. Allowed are {known}.")
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port
+        hosts = parts.netloc.rpartition("@")[2]
+        if "," in hosts:  # several servers, of which the driver takes the one that fits
+            host, port = hosts, None
+        else:
+            host, port = parts.hostname or "", parts.port
     except ValueError:
         # Its own message could hold a part of the password.
         raise ConfigError(
@@ -79,3 +85,85 @@ def parse_store(store: str | None, *, what: str) -> str | None:
         )
     postgres_address(store)
     return store
+
+
+STATE_SCHEMA_PREFIX = "millstream_"
+WAIT_S_DEFAULT = 120.0
+_WAIT_S_MAX = 86_400
+_IDENTIFIER_BYTES_MAX = 63
+
+
+@dataclass(frozen=True)
+class StateStoreAddress:
+    """The address of an app's state store in PostgreSQL: a schema of a database.
+
+    As text it has no credentials. ``wait_s``: how long a run tries again when the server is away.
+    """
+
+    app: str
+    database: PostgresAddress
+    schema: str
+    wait_s: float = WAIT_S_DEFAULT
+
+    def __str__(self) -> str:
+        return f"{self.database.shown}, schema {self.schema}"
+
+    @property
+    def option(self) -> str:
+        """The address as a command takes it, without credentials."""
+        given = "" if self.schema == default_schema(self.app) else f"?schema={quote(self.schema)}"
+        return f"{self.database.shown}{given}"
+
+    @property
+    def reset_command(self) -> str:
+        """The command that removes the app's state."""
+        return f"`millstream reset {self.app} --store {shlex.quote(self.option)}`"
+
+
+def default_schema(app: str) -> str:
+    """Return the name of the schema in which an app has its state store, if none is named."""
+    name = STATE_SCHEMA_PREFIX + app
+    if len(name) <= _IDENTIFIER_BYTES_MAX:
+        return name
+    digest = sha256(app.encode()).hexdigest()[:8]  # of two long names that begin alike
+    return f"{name[: _IDENTIFIER_BYTES_MAX - 9]}_{digest}"
+
+
+def split_store_url(url: str) -> tuple[PostgresAddress, str | None, float]:
+    """Parse the URL of a state store; return the database, the schema that it names, and ``wait_s``.
+
+    Raises:
+        ConfigError: it is no URL of PostgreSQL, or an option of ours cannot be read.
+    """
+    postgres_address(url)  # refuses what is none, without showing it
+    place, _, query = url.partition("?")
+    schema: str | None = None
+    wait_s, others = WAIT_S_DEFAULT, []
+    for pair in filter(None, query.split("&")):
+        name, _, value = pair.partition("=")
+        if name == "schema":
+            schema = _checked_schema(unquote(value))
+        elif name == "wait":
+            wait_s = _checked_wait(unquote(value))
+        else:
+            others.append(pair)
+    return postgres_address(place + ("?" + "&".join(others) if others else "")), schema, wait_s
+
+
+def _checked_schema(name: str) -> str:
+    taken = name.startswith("pg_") or name in ("public", "information_schema")
+    if not name or "\0" in name or taken or len(name.encode()) > _IDENTIFIER_BYTES_MAX:
+        raise ConfigError(
+            f"The store's option schema is {name[:80]!r}. Give the name of a schema that this app has for "
+            f"itself, of up to {_IDENTIFIER_BYTES_MAX} bytes: not public, and none that begins with pg_."
+        )
+    return name
+
+
+def _checked_wait(text: str) -> float:
+    if not text.isdecimal() or int(text) > _WAIT_S_MAX:
+        raise ConfigError(
+            f"The store's option wait is {text[:80]!r}. Give whole seconds, 0 to {_WAIT_S_MAX}: how "
+            "long a run tries again when the server is away."
+        )
+    return float(text)

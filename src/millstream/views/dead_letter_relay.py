@@ -29,8 +29,9 @@ from millstream.record import omitted_value_header
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW
 from millstream.views.dead_letters import SLICE_ROWS, send_once
 from millstream.views.position import TOPIC_IDS
-from millstream.views.reader import state_store_path
 from millstream.views.state_store.store import StateStore
+from millstream.views.store_location import StoreLocation, open_state_store
+from millstream.views.store_note import store_location
 
 DEAD_LETTER_HEADERS = ("topic", "partition", "offset", "step", "reason")
 """The headers of a record in the dead-letter topic, before those that it had."""
@@ -48,27 +49,34 @@ def relay_fence_prefix(app: str) -> str:
     return f"dead-relay/{app}/"
 
 
-def relay(log: Path | str, app: str, folder: Path | str | None = None) -> int:
+def relay(
+    log: Path | str,
+    app: str,
+    folder: Path | str | None = None,
+    store: StoreLocation | None = None,
+) -> int:
     """Forward the dead letters that are not in the app's topic yet; return their number.
 
     Args:
         folder: Where apps keep their views; the log, if not given.
+        store: Where the app's state store is, if its folder does not say so.
 
     Raises:
         FolderOwnedError: the owner of the log's folder accepts no connections. The dead letters stay in the
             view; call again.
         ConfigError: the app has no views.
     """
-    path = state_store_path(log if folder is None else folder, app)
-    mark = path.with_name("relay-position")
-    with StateStore(path, readonly=True) as store:
-        rows, seq = _not_forwarded(store, _read_relayed_change(mark))
-        topic_ids = store.description(app, TOPIC_IDS) or {}
+    home = Path(log if folder is None else folder) / "apps" / app
+    mark = home / "relay-position"
+    with open_state_store(store or store_location(home), readonly=True) as opened_store:
+        rows, seq = _not_forwarded(opened_store, _read_relayed_change(mark))
+        topic_ids = opened_store.description(app, TOPIC_IDS) or {}
     if rows.is_empty():
         return 0
     with connect(log) as opened:
         count = sum(_forward(opened, app, rows, topic_ids))
-    mark.write_text(str(seq))
+    if home.is_dir():  # the machine of the app's runs
+        mark.write_text(str(seq))
     return count
 
 

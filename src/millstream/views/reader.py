@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +17,7 @@ import polars as pl
 from millstream.choices import did_you_mean
 from millstream.client.default_log import default_log
 from millstream.errors import ConfigError, UnknownViewError
-from millstream.views.address import STATE_STORE
+from millstream.views.address import postgres_address, split_store_url
 from millstream.views.coverage import (
     CoverageSpan,
     PartialOutputWarning,
@@ -25,25 +26,45 @@ from millstream.views.coverage import (
 )
 from millstream.views.query import Query, ViewReader, check_view_id
 from millstream.views.schema import ViewSchema
-from millstream.views.state_store.store import StateStore
+from millstream.views.store_location import (
+    STATE_STORE_FILE,
+    StoreLocation,
+    find_state_store_at,
+    is_database,
+    open_state_store,
+    state_stores_of,
+)
+from millstream.views.store_note import STORE_NOTE_FILE, store_location
 
 
 def state_store_path(log: Path | str, app: str) -> Path:
     """Return the path of an app's view store in a log folder."""
-    return Path(log) / "apps" / app / "views.db"
+    return Path(log) / "apps" / app / STATE_STORE_FILE
 
 
 def apps_with_state(log: Path | str) -> list[str]:
-    """Return the names of the apps of a log folder that have a view store, sorted."""
-    return sorted(path.parent.name for path in (Path(log) / "apps").glob("*/views.db"))
+    """Return the names of the apps of a log folder that have a view store, sorted.
+
+    It may be in a database, which the folder names.
+    """
+    apps = Path(log) / "apps"
+    names = (STATE_STORE_FILE, STORE_NOTE_FILE)
+    return sorted({path.parent.name for name in names for path in apps.glob(f"*/{name}")})
 
 
-def find_state_store(log: Path | str, app: str) -> Path:
-    """Return where the view store of an app is.
+def state_store_location(log: Path | str, app: str) -> StoreLocation:
+    """Return where the view store of an app of a log folder is: there, or in a database."""
+    return store_location(Path(log) / "apps" / app)
+
+
+def find_state_store(log: Path | str, app: str, store: str | None = None) -> StoreLocation:
+    """Return where the view store of an app is; ``store`` names a database that has it.
 
     Raises:
-        UnknownViewError: The log folder has no views of such an app.
+        UnknownViewError: The log folder, or the database, has no views of such an app.
     """
+    if is_database(store):
+        return find_state_store_at(store, app)
     known = apps_with_state(log)
     if app not in known:
         raise UnknownViewError(
@@ -51,7 +72,7 @@ def find_state_store(log: Path | str, app: str) -> Path:
             f"{', '.join(known) or 'none'}. Correct the app or the folder, or run the app first."
             f"{did_you_mean(app, known)}"
         )
-    return state_store_path(log, app)
+    return state_store_location(log, app)
 
 
 class View:
@@ -173,7 +194,8 @@ def view(
         log: The log folder, as the pipeline's ``log=``: by default MILLSTREAM_LOG, or ``./data``.
         app: Whose view; needed only if several apps of the folder have one of that name.
         store: Where the view is kept, as in ``stream.view(…, store=…)``: by default in the app's
-            own store, or the URL of a PostgreSQL database.
+            own store, or the URL of a PostgreSQL database. Also the URL of a database that is the
+            app's own store: ``App(store=…)``.
 
     Warns:
         PartialOutputWarning: The view was not always written, so rows are missing; the text says since
@@ -197,7 +219,7 @@ def open_view(
     name: str, log: Path | str | None, app: str | None = None, *, store: str | None = None
 ) -> View:
     """Open a view as :func:`view` does, without the warning: the caller reports what it lacks."""
-    if store is not None and store != STATE_STORE:
+    if is_database(store):
         return _open_database_view(name, store, app)
     log = default_log() if log is None else log
     if app is not None:
@@ -206,7 +228,7 @@ def open_view(
     others: list[str] = []
     databases: set[str] = set()
     for candidate in apps_with_state(log) if app is None else [app]:
-        state_store = StateStore(state_store_path(log, candidate), readonly=True)
+        state_store = open_state_store(state_store_location(log, candidate), readonly=True)
         names = [schema.name for schema in state_store.views()]
         databases.update(state_store.databases())
         if name in names:
@@ -232,17 +254,77 @@ def open_view(
     )
 
 
-def _open_database_view(name: str, url: str, app: str | None) -> View:
-    from millstream.views.postgres.reader import PostgresViewReader  # noqa: PLC0415 - an extra
+@dataclass(frozen=True)
+class DatabaseViews:
+    """Views of a database, opened for reading: those of an app's own store, or of several apps beside theirs.
 
+    ``app`` is None of the latter; ``owners`` are the apps by view.
+    """
+
+    store: ViewReader
+    app: str | None
+    owners: Mapping[str, str]
+
+
+def open_database(url: str, app: str | None = None) -> list[DatabaseViews]:
+    """Open all views of a database, or those that may be of one app. The caller closes the stores.
+
+    Raises:
+        ConfigError: it cannot be reached with this address, or has none.
+        RetriableError: its server is away.
+    """
+    from millstream.views.postgres.reader import (  # noqa: PLC0415 - an extra
+        PostgresViewReader,
+        holds_views,
+    )
+
+    database, schema, _ = split_store_url(url)
+    found: list[DatabaseViews] = []
     with ExitStack() as opened:
-        store = opened.enter_context(PostgresViewReader(url))
-        store.schema(name)  # says what there is, if it is none of them
-        owner = store.apps()[name]
-        if app in (None, owner):
+        for address in state_stores_of(url, app):
+            store = opened.enter_context(open_state_store(address, readonly=True))
+            owners = {one.name: address.app for one in store.views()}
+            found.append(DatabaseViews(store, address.app, owners))
+        if schema is None and (not found or holds_views(database)):
+            reader = opened.enter_context(PostgresViewReader(database.url))
+            found.append(DatabaseViews(reader, None, reader.apps()))
+        if not found:
+            raise UnknownViewError(
+                f"{database.shown} has no state of {f'an app {app!r}' if app else 'any app'} in the schema "
+                f"{schema!r}. Correct the address, or run the app first."
+            )
+        opened.pop_all()
+    return found
+
+
+def _open_database_view(name: str, url: str, app: str | None) -> View:
+    with ExitStack() as opened:
+        stores = open_database(url, app)
+        for each in stores:
+            opened.callback(each.store.close)
+        holding = [each for each in stores if name in each.owners]
+        found = [each for each in holding if app in (None, each.owners[name])]
+        if len(found) == 1:
             opened.pop_all()
-            return View(store, name, owner)
+            for each in stores:
+                if each is not found[0]:
+                    each.store.close()
+            return View(found[0].store, name, found[0].owners[name])
+        if not holding and len(stores) == 1:
+            stores[0].store.schema(name)  # says what there is
+    shown = postgres_address(url).shown
+    if found:
+        raise ConfigError(
+            f"Several apps have a view {name!r} in {shown}: {', '.join(e.owners[name] for e in found)}. "
+            "Say which with app=, and which schema with ?schema=NAME."
+        )
+    if holding:
+        raise UnknownViewError(
+            f"The view {name!r} in {shown} is the app {holding[0].owners[name]!r}'s, not {app!r}'s. Correct "
+            "the app or the name."
+        )
+    others = [f"{owner}/{view}" for each in stores for view, owner in each.owners.items()]
     raise UnknownViewError(
-        f"The view {name!r} in {store.address.shown} is the app {owner!r}'s, not {app!r}'s. Correct "
-        "the app or the name."
+        f"There is no view {name!r} in {shown}; there are: {', '.join(others) or 'none yet'}. Correct the "
+        f"name, or run the pipeline that fills the view.{did_you_mean(name, others)}"
     )

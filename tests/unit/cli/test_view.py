@@ -10,7 +10,8 @@ import pytest
 
 from millstream.cli.main import run
 from millstream.views.reader import state_store_path
-from millstream.views.state_store.store import Fence, StateStore, ViewChange, ViewSchema
+from millstream.views.state_store.sqlite_store import SqliteStateStore
+from millstream.views.state_store.store import Fence, ViewChange, ViewSchema
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def log(tmp_path):
             "tags": [["a"], None, []],
         }
     )
-    with StateStore(state_store_path(tmp_path, "ads")) as store:
+    with SqliteStateStore(state_store_path(tmp_path, "ads")) as store:
         store.declare(ViewSchema.of("ctr", frame, ("start", "campaign")))
         run, batch_id = store.begin_run("ads", "main", "c")
         store.commit(

@@ -17,7 +17,8 @@ from millstream.demo.ads_input import AdsInput
 from millstream.demo.ads_pipeline import APP
 from millstream.demo.ads_run import compare, serve_page
 from millstream.views.reader import state_store_path
-from millstream.views.state_store.store import Fence, StateStore, ViewChange, ViewSchema
+from millstream.views.state_store.sqlite_store import SqliteStateStore
+from millstream.views.state_store.store import Fence, ViewChange, ViewSchema
 
 GIVEN = AdsInput("generated", seed=1, rate=20, minutes=1)
 KEYS = {
@@ -57,7 +58,7 @@ def _stamp(at):
 
 
 def store(folder, views):
-    with StateStore(state_store_path(folder, APP)) as kept:
+    with SqliteStateStore(state_store_path(folder, APP)) as kept:
         for name, rows in views.items():
             kept.declare(ViewSchema.of(name, rows, KEYS[name]))
         run, batch_id = kept.begin_run(APP, "main", "c")

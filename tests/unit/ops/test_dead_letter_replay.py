@@ -37,7 +37,7 @@ from millstream.views.commit.committer import collect_results
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.dead_letter_relay import relay
 from millstream.views.reader import state_store_path
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 
 @dataclass
@@ -327,10 +327,10 @@ def test_a_replay_that_is_interrupted_is_finished_by_the_next_and_appends_once(
 
 def test_marks_do_not_disturb_the_job_nor_what_it_says_of_itself(log):
     take_in(log)
-    with StateStore(state_store_path(log, "ads"), readonly=True) as store:
+    with SqliteStateStore(state_store_path(log, "ads"), readonly=True) as store:
         before = store.position("ads"), store.ledger("ads"), store.position("dead_letters")
     replay(log, "ads")
-    with StateStore(state_store_path(log, "ads"), readonly=True) as store:
+    with SqliteStateStore(state_store_path(log, "ads"), readonly=True) as store:
         after = store.position("ads"), store.ledger("ads"), store.position("dead_letters")
         assert store.changes("dead_letters")["_seq"].to_list() == list(range(1, 10))
     assert before == after
@@ -409,7 +409,7 @@ def test_dead_records_of_a_mended_schema_come_out(log):
     for path in state_store_path(log, "ads").parent.iterdir():
         path.unlink()
     take_in(log, LaxClick)
-    with StateStore(state_store_path(log, "ads"), readonly=True) as store:
+    with SqliteStateStore(state_store_path(log, "ads"), readonly=True) as store:
         assert store.scan("all").filter(pl.col("ad") == 1.5).height == 2
 
 
@@ -491,7 +491,7 @@ def test_what_is_not_counted_as_perhaps_late_is_taken_in(rows, lateness_s):
         first = [bid(at, "x" if dead else 1) for at, dead in rows]
         folder = ran(Path(name) / "data", first, lateness=lateness)
         dead = dead_letters(folder, "bids")
-        with StateStore(state_store_path(folder, "bids")) as store:
+        with SqliteStateStore(state_store_path(folder, "bids")) as store:
             counted = count_maybe_late(store, "bids", dead)
     app = ms.App("again", log="unused")
     stream = app.topic("bids", Bid).stream(time="at", lateness=lateness)
@@ -518,7 +518,7 @@ def row_died(offset, topic="clicks"):
 
 def test_what_died_behind_a_shuffle_is_listed_and_shown_and_left_out_of_a_replay(log, capsys):
     take_in(log)
-    with StateStore(state_store_path(log, "ads")) as store:
+    with SqliteStateStore(state_store_path(log, "ads")) as store:
         store.amend("dead_letters", pl.concat([row_died(0), row_died(-1, "")]))
     for command in (["list", "ads"], ["show", "ads", "clicks/0/0"]):
         assert run(["dead", *command, "--log", str(log)]) == 0

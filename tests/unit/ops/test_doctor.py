@@ -144,7 +144,7 @@ def test_the_command_prints_json_with_the_same_exit_code(
         ops.DoctorCheck("a", ok=True, seen="b"),
         ops.DoctorCheck("c", ok=False, seen="", advice="d"),
     ]
-    monkeypatch.setattr(ops, "diagnose", lambda _: findings)
+    monkeypatch.setattr(ops, "diagnose", lambda _folder, _store: findings)
     ended = CliRunner().invoke(doctor, ["--json", "--log", str(tmp_path)])
     assert json.loads(ended.output) == [dataclasses.asdict(finding) for finding in findings]
     assert ended.exit_code == 1

@@ -18,7 +18,7 @@ from millstream.testing.inputs import items_of
 from millstream.testing.kernel_engine import KernelEngine
 from millstream.views.reader import View
 from millstream.views.sinks.dataset import Dataset
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 USERS = [
     {"id": "1", "city": "x"},
@@ -52,7 +52,7 @@ def run_programs(folder, programs, buckets):
             for ends in engine._ends({"users": items_of(app.topics["users"], rows, 2, 0)}, 1):
                 engine._commit(committer, batch_id, engine._batch(ends))
                 batch_id += 1
-        with StateStore(folder / "views.db", readonly=True) as store:
+        with SqliteStateStore(folder / "views.db", readonly=True) as store:
             seen.append(
                 (store.scan("users").sort("id").rows(), store.scan("cities").sort("id").rows())
             )
@@ -84,7 +84,7 @@ def test_the_rows_of_the_next_program_replace_them_at_once(tmp_path, buckets: in
 def test_the_same_rows_in_another_order_change_nothing(tmp_path) -> None:
     programs = [(app_of(CITIES), USERS), (app_of(CITIES.reverse()), USERS[:1])]
     run_programs(tmp_path, programs, 2)
-    with StateStore(tmp_path / "views.db", readonly=True) as store:
+    with SqliteStateStore(tmp_path / "views.db", readonly=True) as store:
         assert store.changes("cities").height == 2
 
 
@@ -176,7 +176,7 @@ def test_the_view_of_another_app_is_a_static_table(tmp_path):
     cities.view("cities")
     users.view("users")
     run_programs(tmp_path, [(other, USERS)], 2)
-    with StateStore(tmp_path / "views.db", readonly=True) as store:
+    with SqliteStateStore(tmp_path / "views.db", readonly=True) as store:
         assert countries_of(View(store, "cities", "writer")) == [("1", "X"), ("2", None)]
 
 
@@ -232,6 +232,6 @@ def test_other_rows_are_not_taken_for_a_batch_that_a_topic_already_has(
     run(first, before)
     ends = next(engine._ends({"users": items_of(first.topics["users"], USERS[:1], 1, 0)}, 1))
     run(second, before + 1)
-    with StateStore(tmp_path / "views.db", readonly=True) as store:
+    with SqliteStateStore(tmp_path / "views.db", readonly=True) as store:
         rows = dict(store.scan("priced")["id", "country"].rows())
     assert rows == {"1": "2", "2": "1"}

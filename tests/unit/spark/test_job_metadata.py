@@ -11,7 +11,6 @@ import millstream as ms
 from millstream.errors import ConfigError
 from millstream.spark.job_metadata import (
     JOB,
-    STATE_STORE_FILE,
     JobMetadata,
     check_checkpoint_current,
     load_job_metadata,
@@ -19,7 +18,8 @@ from millstream.spark.job_metadata import (
     load_or_create_job_metadata,
 )
 from millstream.views.commit.committer import BatchCommitter, BatchResult
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
+from millstream.views.store_location import STATE_STORE_FILE
 
 WANTED = JobMetadata(4, 2, 2)
 
@@ -39,7 +39,7 @@ def plan(buckets=4):
 
 def run(folder, *, buckets=4, metadata=WANTED, batches=1):
     """Begin a run as a job does, and commit empty batches."""
-    with StateStore(folder / STATE_STORE_FILE) as state_store:
+    with SqliteStateStore(folder / STATE_STORE_FILE) as state_store:
         committer = BatchCommitter(plan(buckets), state_store, [])
         first = committer.begin_run(
             JOB, load_or_create_checkpoint_id(folder), partitioning=metadata.partitioning
@@ -58,34 +58,37 @@ def enter_batches(folder, name, *batch_ids):
 
 
 def test_an_app_without_state_gets_the_wanted_metadata(tmp_path):
-    assert load_or_create_job_metadata("app", tmp_path, WANTED) == WANTED
+    assert load_or_create_job_metadata("app", tmp_path / STATE_STORE_FILE, WANTED) == WANTED
 
 
 def test_a_run_that_committed_nothing_fixes_no_number(tmp_path):
     run(tmp_path, batches=0)
-    assert load_or_create_job_metadata("app", tmp_path, JobMetadata(8, 3, 3)) == JobMetadata(
-        8, 3, 3
-    )
+    assert load_or_create_job_metadata(
+        "app", tmp_path / STATE_STORE_FILE, JobMetadata(8, 3, 3)
+    ) == JobMetadata(8, 3, 3)
 
 
 def test_a_run_that_committed_nothing_fixes_the_hashes(tmp_path):
     run(tmp_path, metadata=JobMetadata(4, 2, 2, 7), batches=0)
-    assert load_or_create_job_metadata("app", tmp_path, JobMetadata(8, 3, 3, 9)) == JobMetadata(
-        8, 3, 3, 7
-    )
+    assert load_or_create_job_metadata(
+        "app", tmp_path / STATE_STORE_FILE, JobMetadata(8, 3, 3, 9)
+    ) == JobMetadata(8, 3, 3, 7)
 
 
 def test_a_later_run_keeps_the_numbers_of_the_first(tmp_path):
     run(tmp_path)
-    assert load_or_create_job_metadata("app", tmp_path, JobMetadata(4, 16, 16)) == WANTED
+    assert (
+        load_or_create_job_metadata("app", tmp_path / STATE_STORE_FILE, JobMetadata(4, 16, 16))
+        == WANTED
+    )
     run(tmp_path, metadata=JobMetadata(4, 16, 16))
-    assert load_job_metadata("app", tmp_path) == WANTED
+    assert load_job_metadata("app", tmp_path / STATE_STORE_FILE) == WANTED
 
 
 def test_another_number_of_buckets_is_refused(tmp_path):
     run(tmp_path)
     with pytest.raises(ConfigError, match="divided into 4 buckets and the app asks for 8"):
-        load_or_create_job_metadata("app", tmp_path, JobMetadata(8, 2, 2))
+        load_or_create_job_metadata("app", tmp_path / STATE_STORE_FILE, JobMetadata(8, 2, 2))
 
 
 def test_the_views_refuse_other_buckets_whatever_lies_beside_them(tmp_path):

@@ -16,12 +16,12 @@ from millstream.views.commit.committer import BatchCommitter
 from millstream.views.runs.control_files import write_reset_marker
 from millstream.views.runs.dead_letter_share import DeadLetterShare
 from millstream.views.schema import Fence
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 
 @pytest.fixture
 def state_store(tmp_path):
-    with StateStore(tmp_path / "views.db") as state_store:
+    with SqliteStateStore(tmp_path / "views.db") as state_store:
         yield state_store
 
 

@@ -3,16 +3,17 @@ import pytest
 from millstream.errors import ConfigError
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.state.keyhash import Buckets
-from millstream.spark.job_metadata import JOB, STATE_STORE_FILE, JobMetadata, load_job_metadata
+from millstream.spark.job_metadata import JOB, JobMetadata, load_job_metadata
 from millstream.spark.rescale import rescale
 from millstream.views.commit.committer import BatchCommitter, BatchResult
 from millstream.views.runs.control_files import hold_run_lock
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
+from millstream.views.store_location import STATE_STORE_FILE
 
 
 @pytest.fixture
 def folder(tmp_path):
-    with StateStore(tmp_path / STATE_STORE_FILE) as state_store:
+    with SqliteStateStore(tmp_path / STATE_STORE_FILE) as state_store:
         committer = BatchCommitter(JobPlan("ads", (), (), (), (), Buckets(4)), state_store, [])
         committer.begin_run(JOB, "one", partitioning=JobMetadata(4, 2, 2).partitioning)
         committer.commit(0, BatchResult(), {})
@@ -22,7 +23,7 @@ def folder(tmp_path):
 def test_the_number_is_kept_for_the_next_run(folder):
     done = rescale("ads", folder, 4)
     assert (done.partitions_before, done.partitions) == (2, 4)
-    assert load_job_metadata("ads", folder) == JobMetadata(4, 4, 2)
+    assert load_job_metadata("ads", folder / STATE_STORE_FILE) == JobMetadata(4, 4, 2)
 
 
 @pytest.mark.parametrize("partitions", [0, 5])
@@ -46,4 +47,4 @@ def test_an_app_without_state_is_refused(tmp_path):
 
 def test_the_number_that_there_is_already_changes_nothing(folder):
     assert rescale("ads", folder, 2).partitions == 2
-    assert load_job_metadata("ads", folder) == JobMetadata(4, 2, 2)
+    assert load_job_metadata("ads", folder / STATE_STORE_FILE) == JobMetadata(4, 2, 2)

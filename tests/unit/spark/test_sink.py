@@ -12,7 +12,7 @@ from millstream.spark.frame_files import FrameFiles
 from millstream.spark.sink import CommitSink
 from millstream.spark.source.event_times import EventTimesFile
 from millstream.views.commit.committer import BatchCommitter, BatchResult
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 
 def test_lag_counts_what_came_into_partitions_that_a_batch_did_not_touch(tmp_path):
@@ -24,7 +24,7 @@ def test_lag_counts_what_came_into_partitions_that_a_batch_did_not_touch(tmp_pat
     with (
         ms.connect(tmp_path) as log,
         log.producer() as producer,
-        StateStore(tmp_path / "views.db") as state_store,
+        SqliteStateStore(tmp_path / "views.db") as state_store,
     ):
         log.create_topic("t", partitions=2)
         send(0, 5)

@@ -12,7 +12,7 @@ from millstream.kernels.state.keyhash import Buckets
 from millstream.kernels.time.watermarks import WatermarkRule
 from millstream.spark.topic_ids import check_same_topics, save_topic_ids
 from millstream.views.schema import Fence
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 
 def plan(reads=("clicks",), writes=("out",)):
@@ -43,7 +43,7 @@ def run(tmp_path, log):
     def one(plan, *, batches):
         reader = open_reader(tmp_path / "log")
         check_same_topics("app", home_path, plan, reader)
-        with StateStore(home_path) as state_store:
+        with SqliteStateStore(home_path) as state_store:
             number, first = state_store.begin_run("app", "main", "checkpoint")
             save_topic_ids("app", state_store, plan, reader)
             for batch_id in range(first, first + batches):

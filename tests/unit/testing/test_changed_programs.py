@@ -16,7 +16,7 @@ from millstream import testing
 from millstream.errors import ConfigError
 from millstream.testing.inputs import items_of
 from millstream.testing.kernel_engine import KernelEngine
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 UTC_TIME = pl.Datetime("us", "UTC")
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -72,7 +72,7 @@ def run_edited(folder, programs):
             for ends in engine._ends({"t": items_of(app.topics["t"], events, 1, 0)}, 1):
                 engine._commit(committer, batch_id, engine._batch(ends))
                 batch_id += 1
-    with StateStore(folder / "views.db", readonly=True) as state_store:
+    with SqliteStateStore(folder / "views.db", readonly=True) as state_store:
         return {view: state_store.scan(view)["n"].to_list() for view in RIGHT}
 
 
@@ -259,7 +259,7 @@ def test_a_filter_that_comes_and_goes_below_updates_leaves_the_windows_state(tmp
             for ends in engine._ends({"t": items_of(app.topics["t"], rows, 1, 0)}, 1):
                 engine._commit(committer, batch_id, engine._batch(ends))
     runs = len(seen)
-    with StateStore(tmp_path / "views.db", readonly=True) as state_store:
+    with SqliteStateStore(tmp_path / "views.db", readonly=True) as state_store:
         assert state_store.scan("all").sort("ad")["n"].to_list() == [runs, 3 * runs]
         if seen[-1]:
             assert state_store.scan("few")["n"].to_list() == ([2] if runs == 2 else [])

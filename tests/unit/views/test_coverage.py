@@ -36,7 +36,7 @@ from millstream.views.coverage import (
     partial_note,
 )
 from millstream.views.sinks.dataset import DatasetSink
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 COLUMNS = (("k", pl.String()), ("n", pl.Int64()))
 AT = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -83,7 +83,7 @@ class Job:
 
     def spans(self, name: str) -> list[tuple[int | None, int | None]]:
         """Return the batches between which an output was written, as the state store has them."""
-        with StateStore(self.state_store, readonly=True) as state_store:
+        with SqliteStateStore(self.state_store, readonly=True) as state_store:
             found = [one for (n, _), one in state_store.outputs("app").items() if n == name]
         return [between(span) for span in found[0].spans]
 

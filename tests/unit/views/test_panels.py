@@ -15,7 +15,8 @@ from millstream.errors import ConfigError
 from millstream.views.panels import from_plain, to_plain
 from millstream.views.schema import Fence
 from millstream.views.server.panel_data import panel_data
-from millstream.views.state_store.store import StateStore, ViewChange, ViewSchema
+from millstream.views.state_store.sqlite_store import SqliteStateStore
+from millstream.views.state_store.store import ViewChange, ViewSchema
 
 N = ms.panels.Measure("N", "n")
 EVERY = [
@@ -81,7 +82,7 @@ def test_of_limits_the_newest_row_of_each_label_counts_and_amounts_are_rounded(t
             "budget": [Decimal("10.000000")] * 3,
         }
     )
-    with StateStore(tmp_path / "views.db") as store:
+    with SqliteStateStore(tmp_path / "views.db") as store:
         store.declare(ViewSchema.of("days", rows, ("client", "day")))
         run, batch_id = store.begin_run("app", "main", "c")
         fence = Fence("app", "main", run, batch_id)

@@ -7,11 +7,12 @@ import pytest
 
 from millstream.errors import ConfigError, OffsetOutOfRangeError, UnknownViewError
 from millstream.views.reader import state_store_path, view
-from millstream.views.state_store.store import Fence, StateStore, ViewChange, ViewSchema
+from millstream.views.state_store.sqlite_store import SqliteStateStore
+from millstream.views.state_store.store import Fence, ViewChange, ViewSchema
 
 
 def _fill(log, app: str, *names: str) -> None:
-    with StateStore(state_store_path(log, app)) as store:
+    with SqliteStateStore(state_store_path(log, app)) as store:
         run, batch_id = store.begin_run(app, "main", "c")
         for name in names:
             store.declare(ViewSchema(name, (("k", "int"), ("n", "int")), ("k",)))
@@ -55,7 +56,7 @@ def test_changes_of_a_view_that_was_made_anew_are_not_gone_on_with(tmp_path):
     path = state_store_path(tmp_path, "app")
 
     def filled(checkpoint_id, count):
-        with StateStore(path) as store:
+        with SqliteStateStore(path) as store:
             store.declare(schema)
             run, _ = store.begin_run("app", "main", checkpoint_id)
             rows = pl.DataFrame({"k": range(count)})

@@ -14,7 +14,8 @@ one with another producer id               ``PRODUCER_FENCED``         ``INVALID
 
 The protocol before KIP-890 cannot tell a delayed EndTxn from the end of the next transaction. But a client
 retries on another connection only after it has closed the one before: so a request on an earlier
-connection of a producer, once it has used a later one, gets ``NOT_COORDINATOR``.
+connection of a producer, once it has used a later one, gets ``NOT_COORDINATOR``. The producer that it replaced
+has the same producer id and may connect later than its successor: connections count per producer epoch.
 
 A request of a version without ``PRODUCER_FENCED`` gets ``INVALID_PRODUCER_EPOCH``. A transaction that was
 too slow was aborted, and its producer may continue with the next producer epoch. While the disk is full,
@@ -150,10 +151,12 @@ def _check_identity(
     return ProducerIdentity(producer_id, producer_epoch)
 
 
-def _is_stale_connection(node: BrokerNode, call: Call, producer_id: int) -> bool:
+def _is_stale_connection(node: BrokerNode, call: Call, prefix: str = "") -> bool:
     """Return whether the producer has used a later connection than that of the request."""
-    last = node.producer_connections.pop(producer_id, 0)
-    node.producer_connections[producer_id] = max(last, call.connection)  # as the most recent entry
+    request = call.request
+    who = ProducerIdentity(request[f"{prefix}producer_id"], request[f"{prefix}producer_epoch"])
+    last = node.producer_connections.pop(who, 0)
+    node.producer_connections[who] = max(last, call.connection)  # as the most recent entry
     if len(node.producer_connections) > _PRODUCER_CONNECTIONS_MAX:  # ids come from clients
         del node.producer_connections[next(iter(node.producer_connections))]
     return call.connection < last
@@ -172,7 +175,7 @@ async def add_partitions_to_txn(node: BrokerNode, call: Call) -> Message:
             node.log.writer.partition(partition)
         except MillstreamError as error:
             codes[partition] = partition_code(error)
-    if _is_stale_connection(node, call, request["v3_and_below_producer_id"]):
+    if _is_stale_connection(node, call, "v3_and_below_"):
         codes = dict.fromkeys(names, ErrorCode.NOT_COORDINATOR)
     elif any(codes.values()):  # all or none
         codes = {
@@ -213,7 +216,7 @@ async def add_offsets_to_txn(node: BrokerNode, call: Call) -> Message:
         check_group_id(call.request["group_id"])
     except ApiError as error:
         return {"error_code": error.code}
-    if _is_stale_connection(node, call, call.request["producer_id"]):
+    if _is_stale_connection(node, call):
         return {"error_code": ErrorCode.NOT_COORDINATOR}
     return {"error_code": await _run(node, call, lambda: _begin(node, call.request))}
 
@@ -244,7 +247,7 @@ async def txn_offset_commit(node: BrokerNode, call: Call) -> Message:
 
 async def end_txn(node: BrokerNode, call: Call) -> Message:
     """Handle an EndTxn request: commit or abort."""
-    if _is_stale_connection(node, call, call.request["producer_id"]):
+    if _is_stale_connection(node, call):
         return {"error_code": ErrorCode.NOT_COORDINATOR}
     return {"error_code": await _run(node, call, lambda: _end(node, call.request))}
 

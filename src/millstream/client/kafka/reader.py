@@ -21,6 +21,7 @@ from millstream.client.kafka.fetcher import RANGE_WAIT_MS, Fetcher, IdleTimeout,
 from millstream.errors import ConfigError, OffsetOutOfRangeError
 from millstream.log.decoding import COLUMNS, SCHEMA, select_schema
 from millstream.log.reader import Isolation, check_isolation, check_range
+from millstream.log.removed_tombstones import Removals
 from millstream.log.topics import check_topic_id
 from millstream.record import TopicInfo, TopicPartition
 
@@ -124,6 +125,9 @@ class KafkaReader:
 
     def end_offset(self, topic: str, partition: int) -> int:
         return self.bounds(topic, partition)[1]
+
+    def removed_tombstones(self, topic: str) -> Removals:  # noqa: ARG002 - the reader's call
+        return {}  # brokers do not tell: docs/joins.md
 
     def settings(self, topic: str) -> dict[str, str]:
         return self.cluster.settings(topic)

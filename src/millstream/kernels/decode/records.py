@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.kernels.decode.archive_columns import ArchivedRecords
+from millstream.kernels.decode.debezium_records import DebeziumDecoder, DebeziumFormat
 from millstream.kernels.decode.deletions import DeletedKeys, DeletionDecoder
 from millstream.kernels.decode.fields import (
     Decoded,
@@ -53,14 +54,20 @@ def columns_read(fields: tuple[Field, ...], *, deletions: bool = False) -> tuple
 class RecordDecoder:
     """Decodes the records of a topic into fields. Keep it: it caches what is costly to make.
 
-    ``table_key``: the topic is a table with that key, and the rows also have ``__deleted``.
+    ``table_key``: the topic is a table with that key, and the rows also have ``__deleted``. Records in
+    Debezium's envelope become rows as `captured.py` says.
     """
 
     format: ValueFormat
     fields: tuple[Field, ...]
     table_key: str | None = None
+    several_partitions: bool = False
 
     def __post_init__(self) -> None:
+        self._captured: DebeziumDecoder | None = None
+        if isinstance(self.format, DebeziumFormat):
+            self._captured = DebeziumDecoder(self.format, self.fields)
+            return
         in_value = tuple(field for field in self.fields if field.meta is None)
         self._values: Decoder = self.format.decoder(in_value)
         self._deleted: DeletedKeys | None = None
@@ -71,6 +78,9 @@ class RecordDecoder:
 
     def decode(self, batch: pa.RecordBatch | ArchivedRecords, partition: int) -> Decoded:
         """Decode the records of a partition. Rows come in their order."""
+        if self._captured is not None:
+            assert not isinstance(batch, ArchivedRecords), "no archive has the columns of envelopes"
+            return self._captured.decode(batch, several_partitions=self.several_partitions)
         decoded = self._with_meta(batch, partition)
         return decoded if self._deleted is None else self._deleted.mark(batch, decoded)
 

@@ -73,8 +73,8 @@ class SessionBatch:
         ledger = StateLedger(self.config.name, (self._held.runs,))
         self._take(rows)
         ledger.events_in = 0 if rows is None else rows.height
-        ledger.events_out = self.counts["late"] + self.closed_events
-        if self.config.panes.emission.mode == "discard":  # what was emitted is not held any more
+        ledger.events_out = self.counts["late"] + self.counts["filtered"] + self.closed_events
+        if self.config.panes.emits_parts:  # what was emitted is not held any more
             ledger.events_out += self.out.events
         ledger.check()
 

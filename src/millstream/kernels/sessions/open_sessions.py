@@ -129,6 +129,9 @@ class OpenSessions:
             *self.config.panes.merge_columns(),
         )
         one = one.cast(dict(aggregation.schema)).with_columns(*whole)
+        if self.config.panes.emission.once:
+            one, left_out = self.config.panes.without_late_comers(one)
+            self.counts.update(held=-left_out, filtered=left_out, windows_closed=left_out)
         return pl.concat([alone, one.select(opened.columns)])
 
     def drop_late(self, events: pl.DataFrame) -> None:

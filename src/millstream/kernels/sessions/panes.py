@@ -14,6 +14,10 @@ Panes follow :mod:`millstream.kernels.trigger`, with these rules for merging:
   early and late panes are.
 * Pane indexes begin again at 0 when sessions that had panes merge.
 * With ``late`` None a session closes with its on-time pane: the lateness is zero.
+* With ``once`` a session is closed by its first pane, and goes on as a session without panes: events join it,
+  make it longer and merge it with others, and all that it gets is left out. So a session that has not fired is closed
+  when it merges with one that has, as Beam's ``AfterPane`` and ``AfterProcessingTime`` are finished in a merged window
+  if they are in any of its parts.
 """
 
 from __future__ import annotations
@@ -76,9 +80,14 @@ class SessionPanes:
         return not self.only_final and any(isinstance(firing, AfterCount) for firing in firings)
 
     @property
+    def emits_parts(self) -> bool:
+        """Whether a pane has new events alone, which are not kept once they are emitted."""
+        return self.emission.mode == "discard" or self.emission.once
+
+    @property
     def retracts(self) -> bool:
         """Whether the rows that come out have ``__diff``."""
-        return self.emission.mode != "discard" and not self.only_final
+        return not self.emits_parts and not self.only_final
 
     @property
     def schema(self) -> dict[str, pl.DataType]:
@@ -108,14 +117,16 @@ class SessionPanes:
         """Expressions over sessions that become one, for the columns of :attr:`schema`."""
         if self.only_final:
             return []
-        had_panes = pl.col(PANES) > 0
+        panes, had_panes = pl.col(PANES).max(), pl.col(PANES) > 0
+        if not self.emission.once:
+            panes = pl.when(had_panes.sum() > 1).then(0).otherwise(panes)
         emitted = [
             pl.col(EMITTED_ROWS).explode(empty_as_null=False),
             pl.col(EMITTED_START, EMITTED_END).min(),
         ]
         return [
             pl.col(NEW_EVENTS).sum(),
-            pl.when(had_panes.sum() > 1).then(0).otherwise(pl.col(PANES).max()).alias(PANES),
+            panes.alias(PANES),
             pl.col(DONE).any(),
             pl.col(DUE).min(),
             *(emitted if self.retracts else ()),
@@ -211,6 +222,8 @@ class SessionPanes:
     def _fire(
         self, sessions: pl.DataFrame, fires: pl.Expr, now: pl.Expr, out: EmittedPanes
     ) -> pl.DataFrame:
+        if self.emission.once:
+            fires &= pl.col(PANES) == 0
         split = sessions.with_columns(fires.alias(_AT))
         firing = split.filter(_AT).drop(_AT)
         if not firing.height:
@@ -226,11 +239,23 @@ class SessionPanes:
             pl.col(PANES) + (~unchanged).cast(pl.Int64),
             *(self._emitted_columns(results, unchanged) if self.retracts else ()),
         )
-        if self.emission.mode == "discard":
-            fired = fired.with_columns(
-                pl.lit(self.empty[name]).first().alias(name) for name in self.aggregation.partials
-            )
+        if self.emits_parts:
+            fired = fired.with_columns(self._no_events())
         return pl.concat([split.filter(~pl.col(_AT)).drop(_AT), fired.select(sessions.columns)])
+
+    def _no_events(self) -> list[pl.Expr]:
+        """Return the partials of no events."""
+        return [pl.lit(self.empty[name]).first().alias(name) for name in self.aggregation.partials]
+
+    def without_late_comers(self, sessions: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+        """Leave out what is new in sessions that have fired once; return how many events that is, too."""
+        closed = (pl.col(PANES) > 0) & (pl.col(NEW_EVENTS) > 0)
+        left_out = int(sessions.filter(closed)[NEW_EVENTS].sum())
+        if not left_out:
+            return sessions, 0
+        emptied = [pl.lit(0, pl.Int64).alias(NEW_EVENTS), *self._no_events()]
+        open_ones = sessions.filter(~closed)
+        return pl.concat([open_ones, sessions.filter(closed).with_columns(emptied)]), left_out
 
     def _emitted_columns(self, results: pl.DataFrame, unchanged: pl.Series) -> list[pl.Expr]:
         now = pl.lit(_as_emitted(results, self.schema[EMITTED_ROWS]))
@@ -241,7 +266,7 @@ class SessionPanes:
         """Return which panes are suppressed, because they are unchanged."""
         if not self.emission.suppress_unchanged:
             return pl.repeat(value=False, n=firing.height, eager=True)
-        if self.emission.mode == "discard":
+        if self.emits_parts:
             return firing[NEW_EVENTS] == 0
         plain = [name for name, _ in self._emitted_schema if not name.startswith("pane_")]
         before = firing[EMITTED_ROWS]
@@ -309,6 +334,8 @@ class SessionPanes:
         kind = pl.when(early).then(pl.lit("early")).otherwise(kind)
         alone = self.lateness_us == 0 or self.emission.late is None
         last = pl.when(on_time).then(pl.lit(alone)).otherwise(pl.col(TILL) + self.lateness_us < now)
+        if self.emission.once:
+            last = pl.lit(value=True)
         return [
             kind.alias("pane_kind"),
             pl.col(PANES).alias("pane_index"),

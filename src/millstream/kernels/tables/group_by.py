@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import polars as pl
@@ -41,6 +42,7 @@ from millstream.kernels.state.keyed_rows import KeyedRows
 from millstream.kernels.state.keyhash import Hashes, hash_columns
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
+from millstream.kernels.tables.group_sets import GROUP_ID, GroupSets, new_ids
 from millstream.kernels.tables.group_times import (
     GROUP,
     GROUP_TIME,
@@ -92,6 +94,16 @@ class GroupBy(UntimedOperator):
         read = {c for c in self.aggregation.columns_read if not c.startswith(HIDDEN_PREFIX)}
         return read | {name for name, _ in self.columns}
 
+    @cached_property
+    def sets(self) -> GroupSets:
+        """The sets of values that are kept beside the groups."""
+        return GroupSets(self.name, self.aggregation)
+
+    @property
+    def kept(self) -> Aggregation:
+        """The aggregation of what is kept of a group itself."""
+        return self.sets.kept if self.sets.families else self.aggregation
+
     # ── what a group gives ──────────────────────────────────────────────────────────────────
 
     @property
@@ -112,7 +124,7 @@ class GroupBy(UntimedOperator):
 
     def results(self, groups: pl.DataFrame) -> list[pl.Series]:
         """Return the columns of the groups' rows besides the key."""
-        made = groups.select(self.aggregation.results)
+        made = groups.select(self.kept.results)
         return [made[name] for name in made.columns if name != TIME]
 
     def _times(self, groups: pl.DataFrame) -> pl.Series:
@@ -167,7 +179,8 @@ class GroupBy(UntimedOperator):
             return OperatorResult()
         fresh = pl.concat(tables)
         hashes = hash_columns(fresh, self.by, context.seed)
-        batch = _GroupBatch(self, state, fresh.hstack([pl.Series(HASH, hashes)]))
+        hashed = fresh.hstack([pl.Series(HASH, hashes)])
+        batch = _GroupBatch(self, state, hashed, context.seed)
         changed = batch.changes()
         result = OperatorResult(counts=Counter(held=event_count(fresh)))
         result.rows = with_diff(changed) if changed.height else None
@@ -181,7 +194,8 @@ class GroupBy(UntimedOperator):
         return {
             **dict(zip(self.keys, types, strict=True)),
             HASH: pl.UInt64(),
-            **dict(self.aggregation.schema),
+            **dict(self.kept.schema),
+            **({GROUP_ID: pl.Int64()} if self.sets.families else {}),
             **dict.fromkeys(times, pl.Int64()),
         }
 
@@ -202,6 +216,7 @@ class _GroupBatch:
     step: GroupBy
     state: OperatorState
     fresh: pl.DataFrame
+    seed: int
 
     def __post_init__(self) -> None:
         self.kept = KeyedRows(self.state, "groups", ROWS)
@@ -233,9 +248,13 @@ class _GroupBatch:
     def _after(self, groups: pl.DataFrame, before: pl.DataFrame) -> pl.DataFrame:
         """Return the groups with what came."""
         step = self.step
-        partials = [GROUP, *step.aggregation.partials]
+        if step.sets.families:
+            groups = groups.hstack([self._ids(groups, before)])
+            ids = groups[GROUP_ID].to_numpy()
+            self.fresh = step.sets.count(self.state, self.fresh, ids, self.seed)
+        partials = [GROUP, *step.kept.partials]
         every = pl.concat([before[partials], self.fresh[partials]])
-        merged = step.aggregation.merge(every, GROUP).sort(GROUP)[step.aggregation.partials]
+        merged = step.kept.merge(every, GROUP).sort(GROUP)[step.kept.partials]
         after = groups.hstack(merged)
         if not step.weighted:
             return after
@@ -253,6 +272,15 @@ class _GroupBatch:
         ledger.check()
         return after.hstack(times)
 
+    def _ids(self, groups: pl.DataFrame, before: pl.DataFrame) -> pl.Series:
+        """Return the numbers of groups: those that they have, and others for those that are new."""
+        ids = np.full(groups.height, -1, np.int64)
+        ids[before[GROUP].to_numpy()] = before[GROUP_ID].to_numpy()
+        new = ids < 0
+        fresh = groups.filter(pl.Series(new))
+        ids[new] = new_ids(self.state, fresh, self.step.keys).to_numpy()
+        return pl.Series(GROUP_ID, ids)
+
     def _keep(
         self,
         hashes: Hashes,
@@ -266,7 +294,7 @@ class _GroupBatch:
             gone = after.filter(pl.col(WEIGHT) == 0)
             self.ledger.events_out = event_count(gone)
             present = after.filter(pl.col(WEIGHT) != 0)
-        stored = self.step.aggregation.for_state(present)[others.columns]
+        stored = self.step.kept.for_state(present)[others.columns]
         self.kept.put(hashes, pl.concat([others, stored]), found)
         self.ledger.check()
 

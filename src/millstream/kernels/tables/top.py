@@ -9,8 +9,11 @@
 What is not a number is behind all numbers, and null behind that, whichever the direction.
 
 Where rows can be taken back, all rows are kept: the next one must be known when one of the first goes. A
-batch reads the groups that it touches. Where rows are only added, a row that is not among the first never will
-be, so only the first are kept, and only these are read. In both cases a batch writes what it changes.
+batch reads the groups that it touches, and writes what it changes.
+
+Where rows are only added, a row that is not among the first never will be. So of each group only the first rows are
+sent, and only those of them are kept that are among the first after the batch. Those that are no longer among
+them stay in the runs of state until a fold leaves them out: a batch writes what is new, and takes nothing back.
 
 What is emitted is the difference between the first rows before the batch and after it, so a row that stays, with
 the rank that it had, is not emitted again.
@@ -21,32 +24,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import polars as pl
 
-from millstream.kernels.arrays import Bools, Int64s
-from millstream.kernels.changes import (
-    consolidate,
-    group_numbers,
-    total_weight,
-    with_diff,
-    with_weight,
-)
-from millstream.kernels.column_types import of_one_zero
+from millstream.kernels.arrays import Int64s
+from millstream.kernels.changes import consolidate, total_weight, with_diff, with_weight
 from millstream.kernels.frames import DIFF, HASH, TIME, WEIGHT
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.state.arrangement import Arrangement
 from millstream.kernels.state.hash_order import sorted_distinct
-from millstream.kernels.state.keyhash import hash_columns
+from millstream.kernels.state.keyhash import Hashes, hash_columns
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
+from millstream.kernels.state.sorted_runs import EACH_ROW
+from millstream.kernels.tables.row_order import RowOrder, Ties
 from millstream.kernels.untimed_operator import UntimedOperator
 
-Ties = Literal["row_number", "rank", "dense_rank"]
-
 _RANK = "__rank"
+_SLOT = 0
 
 
 @dataclass(frozen=True)
@@ -79,17 +75,27 @@ class TopRows(UntimedOperator):
     def by(self) -> tuple[str, ...]:
         return self.per
 
+    @property
+    def row_order(self) -> RowOrder:
+        """How the rows of a group are ordered."""
+        return RowOrder(self.per, self.order, self.tie_break)
+
     # ── before the shuffle ──────────────────────────────────────────────────────────────────
 
     def prepare(self, rows: pl.DataFrame, number: int = 0) -> Prepared:  # noqa: ARG002
         """Take the columns; where rows are only added, of each group those that are first here."""
         own = [rows[name].alias(str(place)) for place, (name, _) in enumerate(self.columns)]
         hidden = [rows[name] for name in (TIME, DIFF) if name in rows.columns]
-        taken = with_weight(pl.DataFrame([*own, *hidden]))
+        taken = pl.DataFrame([*own, *hidden])
         if self.weighted:
-            return Prepared(taken)
-        first = self._first(taken).drop(_RANK)[taken.columns]
+            return Prepared(with_weight(taken))
+        first = taken[self._first_places(taken, hash_columns(taken, self.per))]
         return Prepared(first, counts={"held": taken.height - first.height})
+
+    def _first_places(self, rows: pl.DataFrame, hashes: Hashes) -> Int64s:
+        """Return where the rows are whose rank is not above ``count``, in their order."""
+        found = self.row_order.sort(rows, hashes, (self.ties, self.count))
+        return found.places[found.ranks(self.ties) <= self.count]
 
     # ── after the shuffle ───────────────────────────────────────────────────────────────────
 
@@ -107,105 +113,88 @@ class TopRows(UntimedOperator):
         came = pl.concat(tables)
         result.counts["held"] = came.height
         came = came.hstack([pl.Series(HASH, hash_columns(came, self.per, context.seed))])
+        changed = self._weighted(state, came) if self.weighted else self._added(state, came)
+        result.rows = changed if changed.height else None
+        return result
+
+    # ── rows that are only added ────────────────────────────────────────────────────────────
+
+    def _added(self, state: OperatorState, came: pl.DataFrame) -> pl.DataFrame:
+        """Return the changes with ``__diff``; keep the rows that are among the first now."""
+        runs = state.runs("first", EACH_ROW)
+        ledger = StateLedger(self.name, (runs,), came.height)
+        found = list(runs.look_up(_SLOT, sorted_distinct(came[HASH].to_numpy())))
+        # Those that are held stand first: of equal rows, they keep their ranks.
+        every = pl.concat([*(rows[came.columns] for rows in found), came])
+        held = every.height - came.height
+        after = self.row_order.sort(every, every[HASH].to_numpy())
+        of_held = after.places < held
+        before = after.among(of_held)
+        ranks_before = np.full(every.height, self.count + 1)
+        ranks_before[of_held] = before.ranks(self.ties)
+        ranks_after = after.ranks(self.ties)
+        was, now = ranks_before <= self.count, ranks_after <= self.count
+        moved = ranks_before != ranks_after if self.rank is not None else was != now
+        added = every[after.places[now & moved]]
+        new = added.filter(pl.Series(~of_held[now & moved]))
+        gone = int(np.count_nonzero(was & ~now))
+        ledger.events_out = gone + came.height - new.height
+        runs.spend(_SLOT, gone)
+        if new.height:
+            runs.add(_SLOT, new, lambda rows: rows, alive=self._alive)
+        ledger.check()
+        taken = every[after.places[was & moved]]
+        changes = [(taken, -1, ranks_before[was & moved]), (added, 1, ranks_after[now & moved])]
+        rows = pl.concat([self._signed(*change) for change in changes])
+        # Of rows that are equal, one may have got the rank that another had.
+        return with_diff(consolidate(rows) if after.repeated else rows).drop(HASH)
+
+    def _alive(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Leave out, of the rows of some groups, those that are not among the first."""
+        first = np.zeros(rows.height, np.bool_)
+        first[self._first_places(rows, rows[HASH].to_numpy())] = True
+        return rows.filter(pl.Series(first))
+
+    def _signed(self, rows: pl.DataFrame, sign: int, ranks: Int64s) -> pl.DataFrame:
+        """Return rows with their ranks, as added or as taken back."""
+        weights = pl.repeat(sign, rows.height, dtype=pl.Int64, eager=True).alias(WEIGHT)
+        return self._rows(rows.hstack([pl.Series(_RANK, ranks), weights]))
+
+    # ── rows that may be taken back ─────────────────────────────────────────────────────────
+
+    def _weighted(self, state: OperatorState, came: pl.DataFrame) -> pl.DataFrame:
+        """Return the changes with ``__diff``; keep all rows."""
         came = consolidate(came)
         kept = Arrangement(state, "rows")
         ledger = StateLedger(self.name, (kept.runs,), total_weight(came))
         held = kept.look_up(sorted_distinct(came[HASH].to_numpy()))
         held = came.clear() if held is None else held[came.columns]
         every = consolidate(pl.concat([held, came]))
-        before, after = self._first(held), self._first(every)
-        changes = came
-        if not self.weighted:
-            ledger.events_out = total_weight(every) - total_weight(after)
-            changes = _difference(before.drop(_RANK), after.drop(_RANK))
-        kept.add(changes[came.columns])
+        kept.add(came)
         ledger.check()
-        changed = _difference(*(self._rows(rows) for rows in (before, after))).drop(HASH)
-        result.rows = with_diff(changed) if changed.height else None
-        return result
+        before, after = (self._rows(self._first(rows)) for rows in (held, every))
+        return with_diff(
+            consolidate(pl.concat([before.with_columns(-pl.col(WEIGHT)), after])).drop(HASH)
+        )
+
+    def _first(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Return the rows whose rank is not above ``count``, in their order, with ``__rank``."""
+        rows = rows.filter(pl.col(WEIGHT) > 0)
+        found = self.row_order.sort(rows, rows[HASH].to_numpy())
+        ranks = found.ranks(self.ties, rows[WEIGHT].to_numpy())
+        first = ranks <= self.count
+        rows, ranks = rows[found.places[first]], ranks[first]
+        if self.ties == "row_number":
+            # Equal rows that are one with a weight have a number each.
+            copies = np.minimum(rows[WEIGHT].to_numpy(), self.count - ranks + 1)
+            at = np.repeat(np.arange(len(copies)), copies)
+            nth = np.arange(len(at)) - np.repeat(np.cumsum(copies) - copies, copies)
+            rows = rows[at].with_columns(pl.lit(1, pl.Int64).alias(WEIGHT))
+            ranks = ranks[at] + nth
+        return rows.hstack([pl.Series(_RANK, ranks)])
 
     def _rows(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return rows under the user's names, with the rank if it is asked for."""
         named = [rows[str(place)].alias(name) for place, (name, _) in enumerate(self.columns)]
         rank = [] if self.rank is None else [rows[_RANK].alias(self.rank)]
         return pl.DataFrame([*named, *rank, rows[TIME], rows[HASH], rows[WEIGHT]])
-
-    # ── ranks ───────────────────────────────────────────────────────────────────────────────
-
-    def _first(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return the rows whose rank is not above ``count``, in their order, with ``__rank``."""
-        rows = rows.filter(pl.col(WEIGHT) > 0)
-        keys = self._sort_keys(rows)
-        by = pl.arg_sort_by(list(keys), descending=list(keys.values()), nulls_last=True)
-        order = self._with_sort_columns(rows).select(by).to_series()
-        rows = rows[order]
-        groups = group_numbers(rows, self.per)
-        ranks = self._ranks(rows, groups)
-        if self.ties == "row_number":
-            # Equal rows that are one with a weight have a number each.
-            copies = np.minimum(rows[WEIGHT].to_numpy(), np.maximum(self.count - ranks + 1, 0))
-            at = np.repeat(np.arange(len(copies)), copies)
-            nth = np.arange(len(at)) - np.repeat(np.cumsum(copies) - copies, copies)
-            rows = rows[at].with_columns(pl.lit(1, pl.Int64).alias(WEIGHT))
-            return rows.hstack([pl.Series(_RANK, ranks[at] + nth)])
-        return rows.hstack([pl.Series(_RANK, ranks)]).filter(pl.Series(ranks <= self.count))
-
-    def _sort_keys(self, rows: pl.DataFrame) -> dict[str, bool]:
-        """Return the columns to sort by, made by :meth:`_with_sort_columns`; true: the greatest first."""
-        hashes = {HASH: False} if HASH in rows.columns else {}
-        order = {
-            name: down
-            for column, descending in self.order
-            for name, down in ((f"n{column}", False), (f"o{column}", descending))
-        }
-        others = [*(f"p{name}" for name in self.per), *order, *(f"t{n}" for n in self.tie_break)]
-        return {**hashes, **{name: order.get(name, False) for name in others}, TIME: False}
-
-    def _with_sort_columns(self, rows: pl.DataFrame) -> pl.DataFrame:
-        per = [of_one_zero(rows[name]).alias(f"p{name}") for name in self.per]
-        ties = [of_one_zero(rows[name]).alias(f"t{name}") for name in self.tie_break]
-        order = [of_one_zero(rows[name]).alias(f"o{name}") for name, _ in self.order]
-        last = [_behind(rows[name]).alias(f"n{name}") for name, _ in self.order]
-        return rows.hstack([*per, *order, *last, *ties])
-
-    def _ranks(self, rows: pl.DataFrame, groups: Int64s) -> Int64s:
-        """Return the rank of each row; of equal rows that are one with a weight, the first's."""
-        begins = _differs(groups)
-        weights = rows[WEIGHT].to_numpy()
-        before: Int64s = np.cumsum(weights) - weights
-        if self.ties == "row_number":
-            return before - _at_last(before, begins) + 1
-        another = begins.copy()
-        for name, _ in self.order:
-            column = of_one_zero(rows[name])
-            another |= column.ne_missing(column.shift(1)).to_numpy()
-        if self.ties == "rank":
-            return _at_last(before, another) - _at_last(before, begins) + 1
-        values: Int64s = np.cumsum(another, dtype=np.int64)
-        return values - _at_last(values, begins) + 1
-
-
-def _difference(before: pl.DataFrame, after: pl.DataFrame) -> pl.DataFrame:
-    """Return what was added and taken back."""
-    return consolidate(pl.concat([before.with_columns(-pl.col(WEIGHT)), after]))
-
-
-def _behind(column: pl.Series) -> pl.Series:
-    """Return 2 for null, 1 for what is not a number, and 0 for other values."""
-    behind = column.is_null().cast(pl.Int8) * 2
-    if not column.dtype.is_float():
-        return behind
-    return behind + column.is_nan().fill_null(value=False).cast(pl.Int8)
-
-
-def _differs(values: Int64s) -> Bools:
-    differs = np.ones(len(values), np.bool_)
-    differs[1:] = values[1:] != values[:-1]
-    return differs
-
-
-def _at_last(values: Int64s, begins: Bools) -> Int64s:
-    """Return for each place the value at the last beginning up to it."""
-    places = np.maximum.accumulate(np.where(begins, np.arange(len(values)), 0))
-    found: Int64s = values[places]
-    return found

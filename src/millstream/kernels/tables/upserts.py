@@ -32,7 +32,17 @@ import polars as pl
 from millstream.errors import UserCodeError
 from millstream.kernels.changes import with_diff
 from millstream.kernels.errors.user_code import UnusableRowError
-from millstream.kernels.frames import DELETED, HASH, ORDER, ROWS, TIME, WEIGHT, nulls_like, visible
+from millstream.kernels.frames import (
+    DELETED,
+    HASH,
+    ORDER,
+    RELEASED_TIE,
+    ROWS,
+    TIME,
+    WEIGHT,
+    nulls_like,
+    visible,
+)
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.state.hash_order import last_of_key, sorted_distinct
 from millstream.kernels.state.keyed_rows import KeyedRows
@@ -98,7 +108,8 @@ class Upserts:
                 raise UnusableRowError(f"the key {name!r} is null")
         named = [rows[name] for name, _ in self.columns]
         deleted = self._deleted(rows)
-        tie = rows[ORDER] if ORDER in rows.columns else _digest(rows, deleted)
+        places = [name for name in (ORDER, RELEASED_TIE) if name in rows.columns]
+        tie = rows[places[0]] if places else _digest(rows, deleted)
         if deleted.any():
             # What is no longer wanted is not kept.
             named = [

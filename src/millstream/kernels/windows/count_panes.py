@@ -7,10 +7,15 @@ computed as those of other windows, by :class:`PaneValues`, with the window's nu
 
 The time of a row is that at which all of its window was known so far; so it moves with each pane. A row that
 is taken back has the time that it had, which the watermark may have passed: such rows are for views,
-topics and tables, and not for other windows.
+topics and tables, and not for other windows. Of rows that stay, those that come by running time have at least the
+watermark of then, and so are in time for windows behind.
+
+With ``once`` the first pane of a window closes it, and the events that come before the window would be full
+are left out of it. Which they are follows from their places in the window where panes fire by count.
 
 Of each key the state has the rows of :class:`CountWindowOperator`, but of an open window up to two: what its panes
-have emitted, and what no pane has yet.
+have emitted, and what no pane has yet. Of a window that has fired once it is kept, until it would be full, that it
+has, and how many events came for it.
 """
 
 from __future__ import annotations
@@ -88,7 +93,7 @@ class CountPaneOperator(CountWindowOperator):
             keys = {name: rows.schema[name] for name in self.by}
             known = pl.DataFrame(schema={**keys, **self.state_schema})
         ledger = StateLedger(self.name, (held.runs,))
-        batch = _CountPaneBatch(self, known, clock_ms)
+        batch = _CountPaneBatch(self, known, clock_ms, context.watermark_before_us)
         out = batch.run(rows)
         held.put(hashes, self.aggregation.for_state(batch.rest), known)
         if timers is not None:
@@ -98,30 +103,42 @@ class CountPaneOperator(CountWindowOperator):
             ledger.events_in = self.events_in(known, batch.rest, rows, known.clear())
         ledger.events_out = batch.windows_full * self.window.count
         ledger.check()
-        return OperatorResult(out, None, Counter(held=0 if rows is None else rows.height))
+        counts = Counter(held=0 if rows is None else rows.height)
+        counts.update(batch.left_out)
+        return OperatorResult(out, None, counts)
 
 
 class _CountPaneBatch:
-    """The count windows that a batch touches. ``rest`` is what is kept of their keys afterwards."""
+    """The count windows that a batch touches.
 
-    def __init__(self, step: CountPaneOperator, known: pl.DataFrame, clock_ms: int) -> None:
-        self.step, self.clock_ms = step, clock_ms
+    ``watermark_us`` is that before it. ``rest`` is what is kept of their keys afterwards; ``left_out`` counts what
+    came for windows that had fired once.
+    """
+
+    def __init__(
+        self, step: CountPaneOperator, known: pl.DataFrame, clock_ms: int, watermark_us: int
+    ) -> None:
+        self.step, self.clock_ms, self.watermark_us = step, clock_ms, watermark_us
         self.columns = known.columns
         self.key = [HASH, *step.by, WINDOW]
         self.heads = known.filter(HEAD)
         self.fired = known.filter(~pl.col(HEAD) & pl.col(_FIRED))
         self.pending = known.filter(~pl.col(HEAD) & ~pl.col(_FIRED))
         self.windows_full = 0
+        self.left_out: Counter[str] = Counter()
         self.rest = known
 
     def run(self, rows: pl.DataFrame | None) -> pl.DataFrame | None:
         """Take events into windows; return the rows to emit."""
-        firings = [self._timed()]
+        timed = self._timed()
+        firings = [timed]
         if rows is not None:
-            self._take(rows)
+            self._take(rows, timed)
             firings += self._complete()
         firing = pl.concat(firings)
         out = self._emitted(self._spanned(firing)) if firing.height else None
+        if self.once:
+            self._keep_closed(firing.filter(pl.col(KIND) == "early"))
         self.rest = pl.concat([self.heads, self.fired, self.pending])
         return out
 
@@ -132,15 +149,29 @@ class _CountPaneBatch:
         due = (pl.col(_DUE) <= self.clock_ms).fill_null(value=False)
         firing = self.pending.filter(due)
         self.pending = self.pending.filter(~due)
-        return _firing(firing, pl.lit(0, pl.Int64), "early")
+        if not self.step.values.accumulates:
+            known = pl.max_horizontal(KNOWN_TIME, pl.lit(self.watermark_us, pl.Int64))
+            firing = firing.with_columns(known.alias(KNOWN_TIME))
+        return _firing(firing, pl.lit(0, pl.Int64), "early", last=self.once)
 
-    def _take(self, rows: pl.DataFrame) -> None:
-        """Add events to what no pane has yet."""
+    @property
+    def once(self) -> bool:
+        """Whether the first pane of a window closes it."""
+        return self.step.emission.once
+
+    @property
+    def _inside(self) -> pl.Expr:
+        """Return the place of an event in its window."""
+        return pl.col(PLACE) - pl.col(WINDOW) * self.step.window.slide
+
+    def _take(self, rows: pl.DataFrame, timed: pl.DataFrame) -> None:
+        """Add events to what no pane has yet; ``timed`` are the firings by running time before them."""
         placed, totals = self.step.placed(self.heads, rows)
         spread = self.step.in_windows(placed).rename({NUMBER: WINDOW})
+        if self.once:
+            spread = self._admitted(spread, timed, placed.height)
         trigger = self.step.emission.early
-        inside = pl.col(PLACE) - pl.col(WINDOW) * self.step.window.slide
-        number = inside // trigger.count if isinstance(trigger, AfterCount) else pl.lit(0)
+        number = self._inside // trigger.count if isinstance(trigger, AfterCount) else pl.lit(0)
         aggregation = self.step.aggregation
         cut = (
             spread.with_columns(number.cast(pl.Int64).alias(_STEP))
@@ -169,6 +200,20 @@ class _CountPaneBatch:
         self.pending = pl.concat([self.pending.clear(), merged], how="diagonal")
         self.heads = self.step.heads(self.heads, totals)
 
+    def _admitted(self, spread: pl.DataFrame, timed: pl.DataFrame, events: int) -> pl.DataFrame:
+        """Leave out, and count, the events of windows that have fired, or do so before them."""
+        closed = pl.concat([self.fired.select(self.key), timed.select(self.key)])
+        admitted = spread.join(
+            closed, on=self.key, how="anti", nulls_equal=True, maintain_order="left"
+        )
+        trigger = self.step.emission.early
+        if isinstance(trigger, AfterCount):
+            admitted = admitted.filter(self._inside < trigger.count)
+        gone = events - admitted.select(HASH, *self.step.by, PLACE).n_unique()
+        missed = spread.height - admitted.height
+        self.left_out.update(held=-gone, filtered=gone, windows_closed=missed)
+        return admitted
+
     def _complete(self) -> list[pl.DataFrame]:
         """Fire the panes of windows that are full, and those that are early; the others wait."""
         trigger, window = self.step.emission.early, self.step.window
@@ -195,8 +240,8 @@ class _CountPaneBatch:
         self.windows_full = on_time.height
         rank = pl.col(_STEP) + 1 if counted else pl.lit(1, pl.Int64)
         return [
-            _firing(early.select(self.columns), rank, "early"),
-            _firing(on_time.select(self.columns), rank, "on_time"),
+            _firing(early.select(self.columns), rank, "early", last=self.once),
+            _firing(on_time.select(self.columns), rank, "on_time", last=True),
         ]
 
     def _spanned(self, firing: pl.DataFrame) -> pl.DataFrame:
@@ -217,7 +262,8 @@ class _CountPaneBatch:
         values, step = self.step.values, self.step
         own = [*values.key, HASH, *step.aggregation.partials]
         made = firing.select(*own, RANK, KIND, LAST, *_SPAN, _TOTAL)
-        known = self.fired.select(*values.stored_columns, *_SPAN) if values.keeps_previous else None
+        follows = values.keeps_previous and not self.once
+        known = self.fired.select(*values.stored_columns, *_SPAN) if follows else None
         panes, _ = values.panes([made], known)
         if values.accumulates:
             numbered = panes.with_columns(pl.col(WINDOW).alias(NUMBER))
@@ -249,9 +295,20 @@ class _CountPaneBatch:
             ]
         self.fired = pl.concat([others, latest.select(kept)], how="diagonal").select(self.columns)
 
+    def _keep_closed(self, firing: pl.DataFrame) -> None:
+        """Keep which windows have fired once, until they are full, and how many events came for each."""
+        window, by = self.step.window, [HASH, *self.step.by]
+        no = pl.lit(value=False)
+        marks = firing.select(*self.key, no.alias(HEAD), (~no).alias(_FIRED))
+        closed = pl.concat([self.fired.drop(SEEN), marks], how="diagonal").join(
+            self.heads.select(*by, SEEN), on=by, how="left", nulls_equal=True, maintain_order="left"
+        )
+        came = pl.col(SEEN) - pl.col(WINDOW) * window.slide
+        waiting = closed.filter(came < window.count)
+        self.windows_full += closed.height - waiting.height
+        none = pl.lit(None, pl.Int64).alias(SEEN)
+        self.fired = waiting.with_columns(came.alias(ROWS), none).select(self.columns)
 
-def _firing(rows: pl.DataFrame, rank: pl.Expr, kind: str) -> pl.DataFrame:
-    on_time = kind == "on_time"
-    return rows.with_columns(
-        rank.alias(RANK), pl.lit(kind).alias(KIND), pl.lit(on_time).alias(LAST)
-    )
+
+def _firing(rows: pl.DataFrame, rank: pl.Expr, kind: str, *, last: bool) -> pl.DataFrame:
+    return rows.with_columns(rank.alias(RANK), pl.lit(kind).alias(KIND), pl.lit(last).alias(LAST))

@@ -312,10 +312,10 @@ class _Pass:
                 offsets.append(numbers(part["offset"], np.int64))
                 tombstones.append(~present(part["value"]))
             ends.append(sum(len(part) for part in keys))
-        stale = latest.latest(pa.chunked_array(keys, pa.binary())) > np.concatenate(offsets)
-        tombstone = np.concatenate(tombstones)
+        offset, tombstone = np.concatenate(offsets), np.concatenate(tombstones)
+        stale = latest.latest(pa.chunked_array(keys, pa.binary())) > offset
         return [
-            RecordFlags(stale[start:end], tombstone[start:end])
+            RecordFlags(offset[start:end], stale[start:end], tombstone[start:end])
             for start, end in zip([0, *ends], ends, strict=False)
         ]
 
@@ -344,7 +344,7 @@ class _Pass:
                 producers=known_at_end(old.seal.producers, scan.producers),
             )
 
-        fresh = self._replace([place], CLEANED_SUFFIX, write, seal_of)
+        fresh = self._replace([place], CLEANED_SUFFIX, write, seal_of, plan)
         if fresh is not None:
             self._segments[place] = fresh
             self.rewritten += 1
@@ -432,8 +432,9 @@ class _Pass:
         suffix: str,
         write: Callable[[CleanedSegmentFile], None],
         seal_of: Callable[[SegmentScan], Seal],
+        plan: SegmentPlan | None = None,
     ) -> SealedSegment | None:
-        """Write a file that replaces these segments; None if it must not.
+        """Write a file that replaces these segments, by a plan or as they are; None if it must not.
 
         Everything in it is on stable storage, and was read back, before it replaces them.
         """
@@ -448,7 +449,13 @@ class _Pass:
                 return None
             scan = self._read_back(draft.path, olds, self._producers_before(places[0]))
             fresh = replace_segments(
-                self._writer, self._partition, olds, draft.path, scan=scan, made=seal_of(scan)
+                self._writer,
+                self._partition,
+                olds,
+                draft.path,
+                scan=scan,
+                made=seal_of(scan),
+                removed_offset=None if plan is None else plan.removed_offset,
             )
             if fresh is None:
                 raise _GoneError

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 class RecordFlags(NamedTuple):
     """One element for each record of a segment, in order; markers and aborted records left out."""
 
+    offset: Int64s
     stale: NDArray[np.bool_]
     tombstone: NDArray[np.bool_]
 
@@ -109,7 +110,8 @@ class SegmentPlan:
     """Decides about the batches of one segment, in order.
 
     ``horizon_ms`` is the last of the horizons after which more can be removed; ``states`` are the producers
-    after the batches decided so far, as retained.
+    after the batches decided so far, as retained; ``removed_offset`` is the highest offset of the tombstones
+    whose horizon has passed.
     """
 
     def __init__(self, terms: CleaningTerms, facts: RecordFlags, states: ProducerStates) -> None:
@@ -117,6 +119,7 @@ class SegmentPlan:
         self._facts = facts
         self._seen = 0  # records, as the facts count them
         self.horizon_ms: int | None = None
+        self.removed_offset: int | None = None
         self.states = states.copy()
 
     def decide(self, block: Block) -> Iterator[BatchPlan]:
@@ -171,7 +174,9 @@ class SegmentPlan:
         elif header.base_timestamp_ms > terms.now_ms:
             self._note(header.base_timestamp_ms)
         else:
-            keep &= ~self._facts.tombstone[part]
+            tombstone = self._facts.tombstone[part]
+            self.removed_offset = int(self._facts.offset[part][keep & tombstone][-1])
+            keep &= ~tombstone
         if not keep.any():
             return self._empty(at, header)
         if keep.all() and horizon_ms is None:

@@ -15,6 +15,7 @@ from millstream.log import aborted, archive, seal
 from millstream.log.exclusive import ExclusiveLog
 from millstream.log.files import replace_file, sync_names
 from millstream.log.partition import Partition, SealedSegment
+from millstream.log.removed_tombstones import note_removal
 from millstream.log.scan import SegmentScan
 from millstream.log.seal import Seal
 from millstream.log.segment import remove_segment
@@ -28,11 +29,14 @@ def replace_segments(
     *,
     scan: SegmentScan,
     made: Seal,
+    removed_offset: int | None = None,
 ) -> SealedSegment | None:
     """Replace ``olds`` by ``draft``, which is synced; return the new segment.
 
     None if one of them is gone meanwhile, by retention or with its topic.
 
+    0. Note the tombstones that the draft no longer has. A crash leaves a note of tombstones that are there;
+       the next pass removes them.
     1. Remove the first one's seal and archive, and sync the folder. A crash leaves the old segment
        without a seal: the next opening reads it. From here on no seal can match a file that it was not made
        for, even one of the same length, and no program that reads archives directly finds one of other
@@ -49,8 +53,11 @@ def replace_segments(
 
     Args:
         scan: Of the draft; ``made`` is the seal that follows from it.
+        removed_offset: The highest offset of the tombstones that it lacks, beside those that a later
+            record replaced.
 
     Raises:
+        RetriableError, CorruptionError: step 0 failed: the old ones are in place.
         OSError: the disk failed before step 2: the old ones are in place, perhaps without a seal.
         SyncFailedError: the disk failed to keep names; which file survives a power cut is open, so
             nothing more is accepted.
@@ -62,6 +69,8 @@ def replace_segments(
         place = _place_of(partition, olds)
         if place is None:
             return
+        if removed_offset is not None:
+            note_removal(writer.control, partition.name, removed_offset)
         files, path = partition.files, partition.path_of(fresh)
         for suffix in (seal.SUFFIX, archive.SUFFIX):
             files.remove(path.with_suffix(suffix))

@@ -35,7 +35,8 @@ class SourceOffset:
     ``clock_ms`` is the time for which the job has run, in all; ``wall_ms`` the wall clock just before the
     planner read the log's end offsets. ``idle`` are the idle partitions, by source; ``behind`` those that
     had unread records after the batch, by topic. ``topic_ids`` are the ids of the topics: a topic that is
-    deleted and created again has another one.
+    deleted and created again has another one. ``removals`` are, of the topics of tables, the last removals of
+    tombstones when each partition began to be read: see ``missed_deletions``.
     """
 
     clock_ms: int
@@ -44,6 +45,7 @@ class SourceOffset:
     behind: Mapping[str, frozenset[int]] = field(default_factory=dict)
     wall_ms: int = 0
     topic_ids: Mapping[str, str] = field(default_factory=dict)
+    removals: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, for Spark's offset log."""
@@ -57,6 +59,7 @@ class SourceOffset:
             "behind": _as_lists(self.behind),
             "wall_ms": self.wall_ms,
             "topic_ids": dict(sorted(self.topic_ids.items())),
+            "removals": {topic: list(last) for topic, last in sorted(self.removals.items())},
         }
 
     @classmethod
@@ -71,6 +74,7 @@ class SourceOffset:
             {name: frozenset(numbers) for name, numbers in values["behind"].items()},
             values["wall_ms"],
             values["topic_ids"],
+            {topic: tuple(last) for topic, last in values.get("removals", {}).items()},
         )
 
     def check_topics(self, topic_ids: Mapping[str, str]) -> None:
@@ -181,7 +185,9 @@ def next_offset(
     if not (moved or newly_idle or beat):
         return start
     wall_ms = max(start.wall_ms, look.wall_ms)
-    return SourceOffset(look.clock_ms, topics, idle, behind, wall_ms, start.topic_ids)
+    return replace(
+        start, clock_ms=look.clock_ms, topics=topics, idle=idle, behind=behind, wall_ms=wall_ms
+    )
 
 
 def _heartbeat_ms(
@@ -232,10 +238,12 @@ def _allocate(
         for number, (at, end) in enumerate(zip(progress[topic], ends, strict=True))
         if end > at.offset
     }
-    looked_up = {source.topic for source in sources if source.looked_up}
-    first = {at: count for at, count in waiting.items() if at[0] in looked_up}
-    waiting = {at: count for at, count in waiting.items() if at not in first}
-    taken_first = divide_proportionally(first, rows_max)
+    levels = {source.topic: source.looked_up for source in sources}
+    taken_first: dict[PartitionKey, int] = {}
+    for level in sorted({*levels.values()} - {0}, reverse=True):
+        first = {at: count for at, count in waiting.items() if levels[at[0]] == level}
+        taken_first |= divide_proportionally(first, max(0, rows_max - sum(taken_first.values())))
+    waiting = {at: count for at, count in waiting.items() if not levels[at[0]]}
     taken = divide_proportionally(waiting, max(0, rows_max - sum(taken_first.values())))
     times_us = _times(waiting, look.event_times, sources)
     if (

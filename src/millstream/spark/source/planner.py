@@ -10,8 +10,8 @@ from __future__ import annotations
 import base64
 import pickle
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from pyspark import cloudpickle
 from pyspark.sql.datasource import InputPartition
 
 from millstream.client.open import open_reader
+from millstream.client.reader import Reader
 from millstream.kernels.decode.archive_columns import ArchivedRecords
 from millstream.kernels.frames import FrameRow
 from millstream.kernels.ingest import Ingest, RecordCount, SplitInput
@@ -31,6 +32,11 @@ from millstream.kernels.time.watermarks import PartitionProgress, SourceTime
 from millstream.spark.frame_files import FrameFiles
 from millstream.spark.source.alignment import Paces
 from millstream.spark.source.event_times import EventTimesFile
+from millstream.spark.source.missed_deletions import (
+    check_deletions,
+    last_removals,
+    topics_of_tables,
+)
 from millstream.spark.source.offsets import (
     EndOffsets,
     LogSnapshot,
@@ -88,12 +94,13 @@ class SourceSpec:
 class Task(InputPartition):
     """What one task reads, and the planned time: one entry per source of the plan.
 
-    ``topic_ids`` are the ids of the topics of the splits.
+    ``topic_ids`` are the ids of the topics of the splits; ``removals`` see :class:`SourceOffset`.
     """
 
     splits: tuple[Split, ...]
     planned: tuple[SourceTime, ...]
     topic_ids: Mapping[str, str]
+    removals: Mapping[str, tuple[int, ...]]
 
 
 class LogPlanner:
@@ -109,7 +116,8 @@ class LogPlanner:
     It reads the event times of partitions from the file ``event_times``, which the sink writes.
 
     It reads the topics that exist when it begins. It refuses offsets of other topics with the same names,
-    and topics that are created again later.
+    and topics that are created again later. It also refuses offsets behind which compaction has removed
+    deletions that a table needs.
     """
 
     def __init__(self, spec: SourceSpec) -> None:
@@ -124,6 +132,8 @@ class LogPlanner:
         # the wall clock, and the end offsets after it
         self._pinned: tuple[int, EndOffsets] | None = None
         self._clock: tuple[int, float] | None = None  # clock_ms at our start, and when that was
+        self._tables = topics_of_tables(spec.sources)
+        self._checked_deletions = False
 
     def initial_offset(self) -> dict[str, Any]:
         """Return the offset before all records of the log."""
@@ -133,7 +143,9 @@ class LogPlanner:
             )
             for source in self._spec.sources
         }
-        return SourceOffset(0, topics, {}, topic_ids=self._topic_ids).to_json()
+        removals: dict[str, tuple[int, ...]] = dict.fromkeys(self._tables, ())
+        offset = SourceOffset(0, topics, {}, topic_ids=self._topic_ids, removals=removals)
+        return self._with_removals(offset).to_json()
 
     def pin_end_offsets(self) -> None:
         """Read up to the present end offsets only, and plan no batch that only advances time."""
@@ -146,6 +158,7 @@ class LogPlanner:
             return start
         at = SourceOffset.from_json(start)
         at.check_topics(self._topic_ids)
+        self._check_deletions(at)
         clock_ms = self._clock_ms(at)
         wall_ms, ends = self._pinned or self._end_offsets()
         event_times = self._event_times.read()
@@ -158,14 +171,19 @@ class LogPlanner:
             heartbeat_ms=self._spec.heartbeat_ms,
             beats=self._pinned is None,
         )
-        return self._with_arrival_times(at, offset).to_json()
+        return self._with_arrival_times(at, self._with_removals(offset)).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Divide a batch into tasks."""
         before, after = SourceOffset.from_json(start), SourceOffset.from_json(end)
         sources = self._spec.sources
         return [
-            Task(tuple(splits), tuple(after.time_of(source) for source in sources), after.topic_ids)
+            Task(
+                tuple(splits),
+                tuple(after.time_of(source) for source in sources),
+                after.topic_ids,
+                after.removals,
+            )
             for splits in divide(
                 before, after, sources, tasks=self._spec.tasks, rows_min=_TASK_ROWS_MIN
             )
@@ -202,10 +220,33 @@ class LogPlanner:
         Those of what rows are looked up in come last: so what arrived before a row is there.
         """
         wall_ms = time.time_ns() // 1_000_000
+        levels = {source.topic: source.looked_up for source in self._spec.sources}
         return wall_ms, {
-            source.topic: [end for _, end in self._log.offsets(source.topic)]
-            for source in sorted(self._spec.sources, key=lambda source: source.looked_up)
+            topic: [end for _, end in self._log.offsets(topic)]
+            for topic in sorted(levels, key=lambda topic: levels[topic])
         }
+
+    def _check_deletions(self, at: SourceOffset) -> None:
+        """Refuse, as a run begins, offsets behind which a table has missed deletions; later, tasks do."""
+        if not self._checked_deletions:
+            for topic in self._tables:
+                read = [one for one in enumerate(at.offsets(topic)) if one[1]]
+                _check_deletions(self._spec, self._log, topic, read, at.removals)
+            self._checked_deletions = True
+
+    def _with_removals(self, offset: SourceOffset) -> SourceOffset:
+        """Add the last removals of partitions that begin to be read.
+
+        An offset of a version that knew of none has none at all: then all of them count.
+        """
+        removals = dict(offset.removals)
+        for topic in self._tables:
+            count = len(offset.topics[topic])
+            known = removals.get(topic, (0,) * count)
+            if len(known) < count:
+                known += last_removals(self._log, topic, count)[len(known) :]
+            removals[topic] = known
+        return offset if removals == offset.removals else replace(offset, removals=removals)
 
     def _with_arrival_times(self, before: SourceOffset, after: SourceOffset) -> SourceOffset:
         """Add the latest arrival times, for sources whose event time is the time of arrival."""
@@ -239,6 +280,16 @@ class LogPlanner:
         return began_ms + int((now - began) * 1000)
 
 
+def _check_deletions(
+    spec: SourceSpec,
+    log: Reader,
+    topic: str,
+    positions: Iterable[tuple[int, int]],
+    removals: Mapping[str, tuple[int, ...]],
+) -> None:
+    check_deletions(log, topic, positions, removals.get(topic, ()), spec.stop_request.parent)
+
+
 class _TooLargeError(Exception):
     """A task has more bytes to read than it may."""
 
@@ -253,6 +304,13 @@ def _run_task(spec: SourceSpec, task: Task, bytes_max: int | None = None) -> Ite
         )
         ingest = Ingest(source, spec.buckets)
         yield from map(spec.frame_files.put, ingest.run(inputs, task.planned[index]))
+    for topic in topics_of_tables(spec.sources):
+        starts = [
+            (split.partition, split.start)
+            for split in task.splits
+            if spec.sources[split.source].topic == topic
+        ]
+        _check_deletions(spec, reader, topic, starts, task.removals)
 
 
 def _split_input(records: SplitReader, split: Split, within: _ByteLimit) -> SplitInput:

@@ -6,7 +6,8 @@ call the functions again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
@@ -25,16 +26,24 @@ from millstream.views.sinks.dataset import DatasetSink
 from millstream.views.sinks.foreach import ForeachSink
 from millstream.views.sinks.postgres import PostgresSink
 from millstream.views.sinks.topics import TopicsSink
-from millstream.views.state_store.store import StateStore
+from millstream.views.store_location import StoreLocation, open_state_store
+
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
-def open_committer(plan: JobPlan, state_store: Path, log: Path | str) -> Iterator[BatchCommitter]:
+def open_committer(
+    plan: JobPlan,
+    state_store: StoreLocation,
+    log: Path | str,
+    on_wait: Callable[[str], None] = _log.warning,
+) -> Iterator[BatchCommitter]:
     """Open all that a plan writes to, and close it when the block ends. No run has begun yet.
 
     Args:
-        state_store: The file of the app's state store.
+        state_store: Where the app's state store is.
         log: The address of the log that the plan's topics are in.
+        on_wait: Called with one line when the state store's server is away, and is waited for.
 
     Raises:
         ConfigError: a sink cannot be written to, or two addresses lead to the same one.
@@ -45,7 +54,8 @@ def open_committer(plan: JobPlan, state_store: Path, log: Path | str) -> Iterato
         for sink in _make_sinks(plan, log):
             others.append(opened.enter_context(closing(sink)))
             _check_distinct(others)
-        yield BatchCommitter(plan, opened.enter_context(StateStore(state_store)), others)
+        store = opened.enter_context(open_state_store(state_store, on_wait=on_wait))
+        yield BatchCommitter(plan, store, others)
 
 
 def _make_sinks(plan: JobPlan, log: Path | str) -> Iterator[Sink]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 
 SERVER_VERSION_MIN = 150000
 _CONNECT_TIMEOUT_S = 10
+_KEEPALIVE = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
 _REFUSED = re.compile(r"authentication|does not exist|pg_hba|permission|SSL|certificate|translate")
 _RETRIABLE_CODES = (
     "08",
@@ -35,7 +41,10 @@ _RETRIABLE_CODES = (
     "55",
     "57",
     "58",
-)  # classes of SQLSTATE: connection, conflict, resources
+    "25006",
+    "25P03",
+    "25P04",
+)  # classes of SQLSTATE: connection, conflict, resources; read only after a failover; too long
 # data, credentials, database, privileges, limits
 _CALLER_ERROR_CODES = ("22", "28", "3D", "42501", "54")
 
@@ -49,6 +58,23 @@ def _driver() -> Any:
             'pip install "millstream[postgres]".'
         ) from error
     return psycopg
+
+
+def check_url(address: PostgresAddress, *, what: str) -> None:
+    """Make sure that the driver understands a URL, without connecting.
+
+    Raises:
+        ConfigError: it does not, such as for an option that there is not.
+    """
+    psycopg = _driver()
+    try:
+        psycopg.conninfo.conninfo_to_dict(address.url)
+    except psycopg.Error as error:
+        raise ConfigError(
+            f"{what} is at {address.shown}, with something that cannot be read: "
+            f"{_first_line(address, error)}. Allowed after ? are schema, wait (seconds), and the driver's "
+            "own options, such as sslmode=require."
+        ) from None
 
 
 @contextmanager
@@ -91,12 +117,20 @@ def _first_line(address: PostgresAddress, error: Exception) -> str:
 class PostgresConnection:
     """One session with the server, opened at its first use, for one transaction at a time.
 
-    Thread-safe: calls wait for one another.
+    Thread-safe: calls wait for one another. With ``settings``, these are set in every transaction and none
+    for the session, as a connection pooler may give each transaction another one.
     """
 
-    def __init__(self, address: PostgresAddress, *, readonly: bool) -> None:
+    def __init__(
+        self,
+        address: PostgresAddress,
+        *,
+        readonly: bool,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
         self.address = address
         self._readonly = readonly
+        self._settings = settings
         self._lock = threading.RLock()
         self._session: Session | None = None
         self._closed = False
@@ -118,6 +152,8 @@ class PostgresConnection:
             if self._session is None or self._session.closed:
                 self._session = self._open()
             with self._session.transaction():
+                if self._settings is not None:
+                    self._set_local(self._session, self._settings)
                 yield self._session
 
     def _open(self) -> Session:
@@ -129,6 +165,8 @@ class PostgresConnection:
                 prepare_threshold=None,  # a connection pooler may not keep prepared statements
                 application_name="millstream",
                 connect_timeout=_CONNECT_TIMEOUT_S,
+                # A server that is cut off is noticed; what the address says holds all the same.
+                **{k: v for k, v in _KEEPALIVE.items() if f"{k}=" not in self.address.url},
             )
         except psycopg.Error as error:
             detail = _first_line(self.address, error)
@@ -158,11 +196,20 @@ class PostgresConnection:
                 f"{self.address.shown} keeps text as {encoding}; views need a database in UTF8. "
                 "Make one with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0."
             )
-        session.execute("SET TIME ZONE 'UTC'")
-        session.execute("SET client_min_messages = warning")
+        if self._settings is None:
+            session.execute("SET TIME ZONE 'UTC'")
+            session.execute("SET client_min_messages = warning")
         session.read_only = self._readonly
         if self._readonly:
             session.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+
+    def _set_local(self, session: Session, settings: Mapping[str, str]) -> None:
+        """Set what holds until the transaction ends."""
+        calls = ", ".join(["set_config(%s, %s, true)"] * len(settings))
+        session.execute(
+            f"SELECT {calls}",
+            [text for setting in settings.items() for text in setting],
+        )
 
     @contextmanager
     def closed_on_error(self) -> Iterator[None]:

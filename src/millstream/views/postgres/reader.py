@@ -11,6 +11,7 @@ The statements on a view's table: `view_table.py`; values: `values.py`.
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -96,7 +97,7 @@ class PostgresViewReader(ViewReader):
     def select(self, view: str, query: Query) -> QueryResult:
         with self._connection.transaction() as session:
             schema = _schema(session, view, self.address)
-            text, given = _statement(schema, query)
+            text, given = query_statement(schema, query)
             with session.cursor(binary=True) as cursor:
                 rows = cursor.execute(text, given).fetchall()
             newest = session.execute(
@@ -137,7 +138,20 @@ class PostgresViewReader(ViewReader):
             return _last_committed(session, view_or_app)
 
 
-def _statement(schema: ViewSchema, query: Query) -> tuple[str, dict[str, Any]]:
+def holds_views(address: PostgresAddress) -> bool:
+    """Return whether a database has views that are kept beside the apps' own stores.
+
+    Raises:
+        ConfigError: it cannot be reached with this address.
+        RetriableError: the server is away.
+    """
+    connection = PostgresConnection(address, readonly=True)
+    with closing(connection), connection.transaction() as session:
+        row = session.execute("SELECT to_regclass('_millstream_store') IS NOT NULL").fetchone()
+    return row == (True,)
+
+
+def query_statement(schema: ViewSchema, query: Query) -> tuple[str, dict[str, Any]]:
     """Return the statement for a query, and its parameters."""
     # Encoded as if nothing were a key, so that null stays null.
     plain = ViewSchema(schema.name, schema.columns, ())

@@ -151,9 +151,9 @@ def to_staged(kind: str, column: str) -> str:
 
 
 class PostgresViewTable:
-    """The statements for the table of one view; texts only. ``number`` names its temporary tables."""
+    """The statements for the table of one view; texts only. ``stage`` names its temporary tables."""
 
-    def __init__(self, schema: ViewSchema, number: int = 0) -> None:
+    def __init__(self, schema: ViewSchema, stage: int | str = 0) -> None:
         self.schema = schema
         physical = column_names(schema.names)
         self._by_name = {
@@ -165,8 +165,8 @@ class PostgresViewTable:
         room = _ENTRY_BYTES_MAX // max(1, len(self._long)) - _HASH_BYTES
         self._prefix_length = room // _CHARACTER_BYTES_MAX
         self.name = quote_identifier(schema.name)
-        self.stage = f"pg_temp._stage_{number}"
-        self.delete_stage = f"pg_temp._gone_{number}"
+        self.stage = f"pg_temp._stage_{stage}"
+        self.delete_stage = f"pg_temp._gone_{stage}"
 
     @cached_property
     def create(self) -> str:

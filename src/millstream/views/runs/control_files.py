@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol
 
 from millstream.errors import ConfigError
 from millstream.log.files import DISK
@@ -124,6 +125,15 @@ def check_no_reset(folder: Path) -> None:
         )
 
 
-def reset_command(folder: Path) -> str:
+class ResetTarget(Protocol):
+    """Where the state of an app is, if not in a folder. As text, it has no credentials."""
+
+    @property
+    def reset_command(self) -> str: ...
+
+
+def reset_command(place: Path | ResetTarget) -> str:
     """Return the command that removes an app's state, so that the app is built again from the log."""
-    return f"`millstream reset {folder.name} --log {shlex.quote(str(folder.parent.parent))}`"
+    if not isinstance(place, Path):
+        return place.reset_command
+    return f"`millstream reset {place.name} --log {shlex.quote(str(place.parent.parent))}`"

@@ -9,17 +9,20 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from millstream.choices import did_you_mean
 from millstream.errors import ConfigError, UnknownViewError
+from millstream.views.postgres.reader import PostgresViewReader
 from millstream.views.query import ViewReader
-from millstream.views.reader import apps_with_state, state_store_path
+from millstream.views.reader import (
+    DatabaseViews,
+    apps_with_state,
+    open_database,
+    state_store_location,
+)
 from millstream.views.schema import ViewSchema
 from millstream.views.state_store.store import StateStore
-
-if TYPE_CHECKING:
-    from millstream.views.postgres.reader import PostgresViewReader
+from millstream.views.store_location import StoreLocation, open_state_store
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,15 @@ class ViewCatalog:
         self.log = log
         self._lock = threading.Lock()
         self._state_stores: dict[str, tuple[int, StateStore]] = {}
-        self._databases = [_open_database(url) for url in databases]
+        # Views beside the apps' own stores; and apps whose own store is a database.
+        self._databases: list[DatabaseViews] = []
+        self._apps_in_databases: dict[str, StateStore] = {}
+        for url in databases:
+            for opened in open_database(url):
+                if isinstance(opened.store, StateStore):
+                    self._apps_in_databases[opened.app or ""] = opened.store
+                else:
+                    self._databases.append(opened)
 
     def close(self) -> None:
         """Close every store."""
@@ -54,15 +65,17 @@ class ViewCatalog:
         for _, store in stores.values():
             store.close()
         for database in self._databases:
-            database.close()
+            database.store.close()
+        for state_store in self._apps_in_databases.values():
+            state_store.close()
 
     def apps(self) -> list[str]:
         """Return the names of the apps that have a view store, sorted."""
-        return apps_with_state(self.log)
+        return sorted({*apps_with_state(self.log), *self._apps_in_databases})
 
     def folder(self, app: str) -> Path:
         """Return the folder of an app."""
-        return state_store_path(self.log, app).parent
+        return self.log / "apps" / app
 
     def state_store(self, app: str) -> StateStore:
         """Return the view store of an app.
@@ -70,13 +83,12 @@ class ViewCatalog:
         Raises:
             UnknownViewError: there is no such app.
         """
-        path = state_store_path(self.log, app)
-        try:
-            # A name such as ".." must not lead out of the folder.
-            inode = path.stat().st_ino if app in self.apps() else None
-        except FileNotFoundError:
-            inode = None
-        if inode is None:
+        if app in self._apps_in_databases:
+            return self._apps_in_databases[app]
+        # A name such as ".." must not lead out of the folder.
+        location = state_store_location(self.log, app) if app in self.apps() else None
+        inode = _inode(location)
+        if location is None or inode is None:
             raise UnknownViewError(
                 f"The log folder {str(self.log)!r} has no views of an app {app!r}; there are views "
                 f"of: {', '.join(self.apps()) or 'none'}. Correct the app, or run it first."
@@ -86,7 +98,7 @@ class ViewCatalog:
             known = self._state_stores.get(app)
             if known is not None and known[0] == inode:
                 return known[1]
-            store = StateStore(path, readonly=True)
+            store = open_state_store(location, readonly=True)
             self._state_stores[app] = (inode, store)
         if known is not None:
             known[1].close()
@@ -95,7 +107,7 @@ class ViewCatalog:
     def store(self, store_name: str) -> ViewReader:
         """Return the store of a name: ``app:NAME``, or ``database:NUMBER`` in the order given."""
         kind, _, name = store_name.partition(":")
-        return self.state_store(name) if kind == "app" else self._databases[int(name)]
+        return self.state_store(name) if kind == "app" else self._databases[int(name)].store
 
     def views(self) -> list[ViewRef]:
         """Return all views there are, by app and name."""
@@ -104,10 +116,12 @@ class ViewCatalog:
             store = self.state_store(app)
             found += [ViewRef(app, schema, f"app:{app}", store) for schema in store.views()]
         for number, database in enumerate(self._databases):
-            owners = database.apps()
+            reader = database.store
+            assert isinstance(reader, PostgresViewReader), "the others are apps"
+            owners = reader.apps()
             found += [
-                ViewRef(owners[schema.name], schema, f"database:{number}", database)
-                for schema in database.views()
+                ViewRef(owners[schema.name], schema, f"database:{number}", reader)
+                for schema in reader.views()
             ]
         return sorted(found, key=lambda view: (view.app, view.schema.name))
 
@@ -135,7 +149,11 @@ class ViewCatalog:
         )
 
 
-def _open_database(url: str) -> PostgresViewReader:
-    from millstream.views.postgres.reader import PostgresViewReader  # noqa: PLC0415 - an extra
-
-    return PostgresViewReader(url)
+def _inode(location: StoreLocation | None) -> int | None:
+    """Return what tells a file from another one under its name; None if there is none."""
+    if not isinstance(location, Path):
+        return None if location is None else 0
+    try:
+        return location.stat().st_ino
+    except FileNotFoundError:
+        return None

@@ -21,10 +21,10 @@ from millstream.views.coverage import database_view_label, spans_to_json
 from millstream.views.position import merge_positions
 from millstream.views.postgres.connection import PostgresConnection
 from millstream.views.postgres.reader import FORMAT, check_format
-from millstream.views.postgres.values import decode_rows, encode_copy
 from millstream.views.postgres.view_table import PostgresViewTable, check_view_name
+from millstream.views.postgres.writer import delete_rows, upsert_rows
 from millstream.views.schema import Fence, ViewChange, ViewSchema
-from millstream.views.sink import RunStart, SinkBatch, check_written
+from millstream.views.sink import RunStart, SinkBatch
 from millstream.views.sinks.retractions import view_change, view_schema
 from millstream.views.state_store import changelog, sqlite_values
 from millstream.views.state_store.store import CHANGES_KEPT
@@ -189,12 +189,12 @@ class PostgresSink:
             ):
                 if number:
                     session.execute(f"TRUNCATE {table.delete_stage}")
-                log.add(_delete(session, table, part), "delete")
+                log.add(delete_rows(session, table, part), "delete")
         session.execute(table.create_stage)
         for number, part in enumerate(upserts.iter_slices(_SLICE_ROWS)):
             if number:
                 session.execute(f"TRUNCATE {table.stage}")  # a transaction begins with it empty
-            log.add(_upsert(session, table, part), "upsert")
+            log.add(upsert_rows(session, table, part), "upsert")
         if log.seq != row[0]:
             log.trim(self._changes_kept)
             session.execute(
@@ -284,40 +284,6 @@ def _declare(
             f"The view {wanted.name!r} in {address.shown} exists and differs: "
             f"{existing.difference(wanted)}. Give the new view another name."
         )
-
-
-def _copy(session: Session, table: str, rows: pl.DataFrame, schema: ViewSchema) -> None:
-    names = ", ".join(["i", *(f"c{n}" for n in range(rows.width))])
-    statement = f"COPY {table} ({names}) FROM STDIN"
-    with session.cursor() as cursor, cursor.copy(statement) as copy:
-        copy.write(encode_copy(rows, schema))
-    counted = session.execute(f"SELECT count(*) FROM {table}").fetchone()  # noqa: S608
-    check_written(f"the view {schema.name!r}", rows.height, counted[0] if counted else 0)
-
-
-def _upsert(session: Session, table: PostgresViewTable, rows: pl.DataFrame) -> pl.DataFrame:
-    """Move rows into the view; return those that changed something."""
-    schema = table.schema
-    _copy(session, table.stage, rows, schema)
-    with session.cursor(binary=True) as cursor:
-        cursor.execute(table.upsert)
-        if cursor.rowcount in (0, rows.height):
-            return rows.head(cursor.rowcount)
-        changed = decode_rows(cursor.fetchall(), schema, schema.key)
-    return sqlite_values.select_keys(rows, changed)
-
-
-def _delete(session: Session, table: PostgresViewTable, keys: pl.DataFrame) -> pl.DataFrame:
-    """Delete the rows of some keys; return the keys that were there."""
-    _copy(session, table.delete_stage, keys, table.schema)
-    patterns = pl.DataFrame(
-        [keys[name].alias(str(n)).is_null() for n, name in enumerate(keys.columns)]
-    ).unique()
-    gone: list[int] = []
-    for nulls in patterns.iter_rows():
-        found = session.execute(table.delete(nulls)).fetchall()
-        gone += [number for (number,) in found]
-    return keys[sorted(gone)]
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def split_upserts_and_deletes(
     if replaces:
         left = named.unique(keys, keep="last", maintain_order=True)
     else:
-        left = _consolidate(named, list(names))
+        left = _left(named, list(names), keys)
     kept = left.filter(pl.col(DIFF) > 0)
     gone = left.filter(pl.col(DIFF) < 0).select(keys)
     gone = gone.join(kept, on=keys, how="anti", nulls_equal=True, maintain_order="left")
@@ -56,15 +56,29 @@ def split_upserts_and_deletes(
     return kept.drop(DIFF).rename(names), gone.rename({number: names[number] for number in keys})
 
 
+def _left(rows: pl.DataFrame, own: list[str], keys: list[str]) -> pl.DataFrame:
+    """Return the sum of rows. Only those are added up with whose key others are taken back, if that is enough."""
+    if not keys:
+        return _consolidate(rows, own)
+    numbered = rows.with_row_index(_AT)
+    taken = rows.filter(pl.col(DIFF) < 0).select(keys).unique()
+    alone = numbered.join(taken, on=keys, how="anti", nulls_equal=True)
+    if not alone.height or alone.select(keys).n_unique() < alone.height:
+        return _consolidate(rows, own)
+    touched = numbered.join(taken, on=keys, how="semi", nulls_equal=True)
+    summed = _summed(touched, own).with_columns(pl.col(DIFF).cast(pl.Int64))
+    alone = alone.with_columns(pl.col(DIFF).cast(pl.Int64))
+    return pl.concat([alone, summed[alone.columns]]).sort(_AT).drop(_AT)
+
+
 def _consolidate(rows: pl.DataFrame, own: list[str]) -> pl.DataFrame:
     """Cancel equal rows of opposite sign; what is left takes the place of its last row."""
-    return (
-        rows.with_row_index(_AT)
-        .group_by(own)
-        .agg(pl.exclude(DIFF, *own).last(), pl.col(DIFF).cast(pl.Int64).sum())
-        .sort(_AT)
-        .drop(_AT)
-    )
+    return _summed(rows.with_row_index(_AT), own).sort(_AT).drop(_AT)
+
+
+def _summed(numbered: pl.DataFrame, own: list[str]) -> pl.DataFrame:
+    others = pl.exclude(DIFF, *own).last()
+    return numbered.group_by(own).agg(others, pl.col(DIFF).cast(pl.Int64).sum())
 
 
 def with_diff_column(rows: pl.DataFrame) -> pl.DataFrame:

@@ -8,17 +8,17 @@ oldest frames are deleted as a whole, once the rest holds as many rows as are to
 from __future__ import annotations
 
 import io
-import sqlite3
 from collections.abc import Iterable
 
 import polars as pl
 
 from millstream.errors import OffsetOutOfRangeError
 from millstream.views.schema import ViewSchema
+from millstream.views.state_store.database import Database
 
 
 def append(
-    db: sqlite3.Connection,
+    db: Database,
     schema: ViewSchema,
     rows: pl.DataFrame,
     operation: str,
@@ -50,7 +50,7 @@ def encode_changes(schema: ViewSchema, rows: pl.DataFrame, operation: str) -> by
     return buffer.getvalue()
 
 
-def trim(db: sqlite3.Connection, view: str, *, end: int, rows_kept: int) -> None:
+def trim(db: Database, view: str, *, end: int, rows_kept: int) -> None:
     """Delete the frames of a view that end before its newest ``rows_kept`` changes.
 
     ``end`` is the number of the next change.
@@ -62,7 +62,7 @@ def trim(db: sqlite3.Connection, view: str, *, end: int, rows_kept: int) -> None
 
 
 def read(
-    db: sqlite3.Connection, schema: ViewSchema, since: int, end: int, limit: int | None = None
+    db: Database, schema: ViewSchema, since: int, end: int, limit: int | None = None
 ) -> pl.DataFrame:
     """Return the changes numbered above ``since``, at most ``limit``.
 

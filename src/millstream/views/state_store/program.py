@@ -21,9 +21,9 @@ from millstream.errors import ConfigError
 from millstream.kernels.definition import canonical_text, field_to_text, to_text, without_code
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.tables.static_rows import StaticRows
-from millstream.views.runs.control_files import reset_command
+from millstream.views.runs.control_files import ResetTarget, reset_command
 
-STATE_FORMAT = 4
+STATE_FORMAT = 5
 """The format version of manifests and runs. State of another version is refused."""
 
 _SINGULAR = {"aggregates": "aggregate", "fields": "field", "keys": "key", "columns": "column"}
@@ -98,7 +98,7 @@ def _rows_given(plan: JobPlan) -> dict[str, str]:
 
 
 def check_same_program(
-    stored: StoredProgram, now: StoredProgram, folder: Path, *, same_expressions: bool
+    stored: StoredProgram, now: StoredProgram, folder: Path | ResetTarget, *, same_expressions: bool
 ) -> None:
     """Make sure that a program may go on with stored state.
 
@@ -126,7 +126,7 @@ def check_same_program(
     _check_unambiguous(stored, now, folder)
 
 
-def _other_format(stored: int, now: int, folder: Path) -> ConfigError:
+def _other_format(stored: int, now: int, folder: Path | ResetTarget) -> ConfigError:
     if stored > now:
         return ConfigError(
             f"The state in {folder} was made by a later version of Millstream (state format {stored}; "
@@ -186,7 +186,9 @@ def _of(program: StoredProgram, key: str) -> Any:
     return program.steps[key]["definition"]
 
 
-def _require_same_buckets(stored: StoredProgram, now: StoredProgram, folder: Path) -> None:
+def _require_same_buckets(
+    stored: StoredProgram, now: StoredProgram, folder: Path | ResetTarget
+) -> None:
     if stored.buckets == now.buckets:
         return
     raise ConfigError(

@@ -6,11 +6,9 @@ One transaction updates both, once a run has begun in all sinks. The functions t
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from millstream.errors import ConfigError
 from millstream.views.coverage import (
@@ -24,6 +22,7 @@ from millstream.views.coverage import (
 )
 from millstream.views.runs.control_files import reset_command
 from millstream.views.sink import RunStart
+from millstream.views.state_store.database import Database, StoreName
 from millstream.views.state_store.program import StoredProgram, check_same_program, same_text
 
 
@@ -40,7 +39,7 @@ class RunProgram:
     same_expressions: bool = False
 
 
-def stored_program(db: sqlite3.Connection, app: str, job: str) -> StoredProgram | None:
+def stored_program(db: Database, app: str, job: str) -> StoredProgram | None:
     """Return the program that created a job's state; None before its first run."""
     row = db.execute(
         "SELECT program FROM _programs WHERE app = ? AND job = ?", (app, job)
@@ -48,7 +47,7 @@ def stored_program(db: sqlite3.Connection, app: str, job: str) -> StoredProgram 
     return None if row is None else StoredProgram.from_json(row[0])
 
 
-def stored_outputs(db: sqlite3.Connection, app: str, job: str) -> dict[OutputSink, OutputCoverage]:
+def stored_outputs(db: Database, app: str, job: str) -> dict[OutputSink, OutputCoverage]:
     """Return the coverage of all outputs that a job has had."""
     rows = db.execute(
         "SELECT name, sink, value FROM _outputs WHERE app = ? AND job = ? ORDER BY name, sink",
@@ -57,17 +56,17 @@ def stored_outputs(db: sqlite3.Connection, app: str, job: str) -> dict[OutputSin
     return {(name, sink): OutputCoverage.from_json(json.loads(value)) for name, sink, value in rows}
 
 
-def stored_coverage(db: sqlite3.Connection, app: str | None, view: str) -> tuple[CoverageSpan, ...]:
+def stored_coverage(db: Database, app: str | None, view: str) -> tuple[CoverageSpan, ...]:
     """Return the spans that a view covers; () of a view that is no output, such as ``dead_letters``."""
     row = db.execute(
-        "SELECT value FROM _outputs WHERE name = ? AND sink = ? AND (app = ? OR ? IS NULL)",
-        (view, STATE_STORE_VIEW, app, app),
+        "SELECT value FROM _outputs WHERE name = ? AND sink = ? AND app = coalesce(?, app)",
+        (view, STATE_STORE_VIEW, app),
     ).fetchone()
     return () if row is None else OutputCoverage.from_json(json.loads(row[0])).spans
 
 
 def check_program(
-    db: sqlite3.Connection, app: str, job: str, beginning: RunProgram, path: Path
+    db: Database, app: str, job: str, beginning: RunProgram, store: StoreName
 ) -> None:
     """Make sure that a program fits the stored state. Every program does before the first batch.
 
@@ -80,34 +79,37 @@ def check_program(
     stored = stored_program(db, app, job)
     if stored is None:
         raise ConfigError(
-            f"{path} holds batches up to {next_batch_id - 1} of the job {job!r} of the app {app!r}, and does "
+            f"{store.shown} holds batches up to {next_batch_id - 1} of the job {job!r} of the app {app!r}, and does "
             "not say by what program they were made. Restore it, or start over from the log: "
-            f"{reset_command(path.parent)}."
+            f"{reset_command(store.place)}."
         )
     check_same_program(
-        stored, beginning.program, path.parent, same_expressions=beginning.same_expressions
+        stored, beginning.program, store.place, same_expressions=beginning.same_expressions
     )
 
 
 def register_program(
-    db: sqlite3.Connection,
+    db: Database,
     app: str,
     job: str,
     beginning: RunProgram,
-    path: Path,
+    store: StoreName,
 ) -> None:
     """Store the program of a run that begins, and the coverage of its outputs.
 
     Raises:
         ConfigError: the program does not fit the stored state.
     """
-    check_program(db, app, job, beginning, path)
+    check_program(db, app, job, beginning, store)
     now = _next_boundary(db, app, job, beginning.at)
     stored = stored_program(db, app, job) if now.batch_id else None
     program = beginning.program
     if stored is not None and stored.partitioning:
         program = replace(program, partitioning=stored.partitioning)
-    db.execute("INSERT OR REPLACE INTO _programs VALUES (?, ?, ?)", (app, job, program.to_json()))
+    db.execute(
+        "INSERT INTO _programs VALUES (?, ?, ?) ON CONFLICT (app, job) DO UPDATE SET program = excluded.program",
+        (app, job, program.to_json()),
+    )
     outputs = next_outputs(db, app, job, beginning)
     db.execute("DELETE FROM _outputs WHERE app = ? AND job = ?", (app, job))
     db.executemany(
@@ -120,7 +122,7 @@ def register_program(
 
 
 def next_outputs(
-    db: sqlite3.Connection, app: str, job: str, beginning: RunProgram
+    db: Database, app: str, job: str, beginning: RunProgram
 ) -> dict[OutputSink, OutputCoverage]:
     """Return the coverage of all outputs of a job as of a run that is to begin."""
     same = partial(_same_definition, same_expressions=beginning.same_expressions)
@@ -129,7 +131,7 @@ def next_outputs(
 
 
 def check_interrupted_batch(
-    db: sqlite3.Connection, start: RunStart, beginning: RunProgram, ahead: str
+    db: Database, start: RunStart, beginning: RunProgram, ahead: str
 ) -> None:
     """Make sure that a program produces the same rows for a batch that another program began.
 
@@ -183,7 +185,7 @@ def _partitioning(program: StoredProgram) -> tuple[int, int | None]:
     return program.buckets, program.partitioning.get("hash_seed")
 
 
-def _next_boundary(db: sqlite3.Connection, app: str, job: str, at: str) -> BatchBoundary:
+def _next_boundary(db: Database, app: str, job: str, at: str) -> BatchBoundary:
     """Return the boundary before the batch that is committed next."""
     row = db.execute(
         "SELECT batch_id, position FROM _fences WHERE app = ? AND job = ?", (app, job)
@@ -197,7 +199,7 @@ def _same_definition(was: str, now: str, *, same_expressions: bool) -> bool:
 
 
 def update_partitioning(
-    db: sqlite3.Connection, app: str, job: str, partitioning: Mapping[str, int], path: Path
+    db: Database, app: str, job: str, partitioning: Mapping[str, int], store: StoreName
 ) -> None:
     """Store how a job's work is divided from now on.
 
@@ -206,6 +208,8 @@ def update_partitioning(
     """
     stored = stored_program(db, app, job)
     if stored is None:
-        raise ConfigError(f"{path} knows no job {job!r} of an app {app!r}. Run the app first.")
+        raise ConfigError(
+            f"{store.shown} knows no job {job!r} of an app {app!r}. Run the app first."
+        )
     text = replace(stored, partitioning=dict(partitioning)).to_json()
     db.execute("UPDATE _programs SET program = ? WHERE app = ? AND job = ?", (text, app, job))

@@ -1,29 +1,28 @@
 """Reading a state store: any number of threads and processes, beside the one that writes.
 
-Each call is one short transaction on a connection of its own, so that its result belongs to one commit,
-and it blocks nobody. Writing: `store.py`.
+Each call is one short transaction, so that its result belongs to one commit, and it blocks nobody. What is
+the same in all stores is here; :meth:`StateStoreReader._read` is each store's own. Writing: `store.py`.
 """
 
 from __future__ import annotations
 
 import json
-import sqlite3
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from decimal import Decimal
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import polars as pl
 
 from millstream.choices import did_you_mean
-from millstream.errors import ConfigError, CorruptionError, UnknownViewError
+from millstream.errors import ConfigError, UnknownViewError
 from millstream.views.coverage import CoverageSpan, OutputCoverage, OutputSink, last_covered
 from millstream.views.query import Query, QueryResult, ViewReader, view_id_of
-from millstream.views.runs.control_files import reset_command
 from millstream.views.schema import ViewSchema
 from millstream.views.sink import RunStart
 from millstream.views.state_store import changelog, sqlite_values
-from millstream.views.state_store.connections import ReadConnections
+from millstream.views.state_store.database import Database, StoreName
 from millstream.views.state_store.program import StoredProgram
 from millstream.views.state_store.program_tables import (
     RunProgram,
@@ -34,162 +33,123 @@ from millstream.views.state_store.program_tables import (
     stored_outputs,
     stored_program,
 )
-from millstream.views.state_store.view_table import ViewTable
 
 FORMAT = 3
-APPLICATION_ID = 0x4D494C4C  # "MILL"
+
+T = TypeVar("T")
 
 
 class StateStoreReader(ViewReader):
-    """Reads an app's state store in a SQLite file; see :class:`ViewReader` for the methods on views.
+    """Reads an app's state store; see :class:`ViewReader` for the methods on views."""
 
-    With ``follows``, a store that is created again under its path is read from then on.
-    """
+    store_name: StoreName
+    """The store in errors."""
 
-    _poll_s = 0.01
+    @abstractmethod
+    def _read(self, work: Callable[[Database], T]) -> T:
+        """Run some work within one read transaction, so that all it reads belongs to one commit.
 
-    def __init__(self, path: Path, *, follows: bool) -> None:
-        self._path = path
-        self._readers = ReadConnections(path, follows=follows)
-
-    def close(self) -> None:
-        self._readers.close()
-
-    def check_format(self, *, needs_tables: bool = True) -> None:
-        """Make sure that the file is a view store that this version reads.
-
-        Args:
-            needs_tables: Whether its tables must be there. For a moment, the file exists before they do;
-                after a crash in that moment, until the next run.
-
-        Raises:
-            ConfigError: it is not there, or of a newer version.
-            CorruptionError: it is something else.
+        A store may repeat the work if its connection breaks.
         """
-        there_is_none = ConfigError(
-            f"There is no view store at {self._path}. Run the pipeline that fills it, or "
-            "correct the folder or the app's name."
-        )
-        if not self._path.exists():
-            raise there_is_none
-        with self._readers.snapshot() as db:
-            found = db.execute("PRAGMA user_version").fetchone()[0]
-            mark = db.execute("PRAGMA application_id").fetchone()[0]
-            tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if needs_tables and not tables:
-            raise there_is_none
-        if tables and mark != APPLICATION_ID:
-            raise CorruptionError(
-                f"{self._path} is a database, but no view store. Move it away, or use another "
-                "folder."
-            )
-        if found > FORMAT:
-            raise ConfigError(
-                f"{self._path} has format {found}; this version reads {FORMAT}. Upgrade millstream."
-            )
-        if tables and found < FORMAT:
-            raise ConfigError(
-                f"{self._path} has format {found}, of an earlier version; this one reads {FORMAT}. Go "
-                f"on with that version, or start over from the log: {reset_command(self._path.parent)}."
-            )
+
+    @abstractmethod
+    def _has_table(self, db: Database, table: str) -> bool:
+        """Return whether the store has one of our tables: one made by an earlier version may lack it."""
+
+    @abstractmethod
+    def _table_name(self, schema: ViewSchema) -> str:
+        """Return the name of a view's table, quoted."""
+
+    @abstractmethod
+    def _select(self, db: Database, schema: ViewSchema, query: Query) -> pl.DataFrame:
+        """Return the rows that a query selects, typed."""
 
     def views(self) -> list[ViewSchema]:
-        with self._readers.snapshot() as db:
-            rows = db.execute("SELECT schema FROM _views ORDER BY name").fetchall()
+        rows = self._read(
+            lambda db: db.execute("SELECT schema FROM _views ORDER BY name").fetchall()
+        )
         return [ViewSchema.from_json(text) for (text,) in rows]
 
     def schema(self, view: str) -> ViewSchema:
-        with self._readers.snapshot() as db:
-            return schema_of(db, view, self._path)
+        return self._read(lambda db: schema_of(db, view, self.store_name))
 
     def count(self, view: str) -> int:
-        with self._readers.snapshot() as db:
-            table = ViewTable(schema_of(db, view, self._path))
-            return int(db.execute(f"SELECT count(*) FROM {table.name}").fetchone()[0])  # noqa: S608
+        def count(db: Database) -> int:
+            name = self._table_name(schema_of(db, view, self.store_name))
+            return int(db.execute(f"SELECT count(*) FROM {name}").fetchone()[0])  # noqa: S608
+
+        return self._read(count)
 
     def version(self) -> tuple[int, ...]:
-        with self._readers.snapshot() as db:
-            commits = db.execute(
-                "SELECT coalesce(max(commit_number), 0), coalesce(sum(run), 0) FROM _fences"
-            ).fetchone()
-            changes = db.execute("SELECT coalesce(sum(seq_next), 0) FROM _views").fetchone()
-        return (*commits, *changes)
+        return self._read(_version)
 
     def newest_changes(self) -> dict[str, int]:
-        with self._readers.snapshot() as db:
-            return dict(
+        return self._read(
+            lambda db: dict(
                 db.execute("SELECT name, seq_next - 1 FROM _views ORDER BY name").fetchall()
             )
+        )
 
     def view_id(self, view: str) -> str:
-        with self._readers.snapshot() as db:
-            return _view_id(db, view)
+        return self._read(lambda db: _view_id(db, view))
 
     def select(self, view: str, query: Query) -> QueryResult:
-        with self._readers.snapshot() as db:
-            schema = schema_of(db, view, self._path)
-            values = encode_values(schema, query.where)
-            bounds = query.checked_bounds(schema)
-            text = ViewTable(schema).select(
-                tuple(values),
-                [(name, comparison) for name, comparison, _ in bounds],
-                query.checked_order(schema),
-                limited=query.limit is not None,
-            )
-            given = [*values.values(), *(_encoded(schema, n, value) for n, _, value in bounds)]
-            given += [] if query.limit is None else [query.limit]
-            rows = db.execute(text, given).fetchall()
-            newest = seq_next(db, view) - 1
-            last, position = _last_committed(db, view)
-            coverage = stored_coverage(db, _job_of(db, view)[0], view)
-            view_id = _view_id(db, view)
-        found = sqlite_values.decode_rows(rows, schema)
-        return QueryResult(schema, found, newest, last, position, coverage, view_id)
+        return self._read(partial(self._query, view, query))
+
+    def _query(self, view: str, query: Query, db: Database) -> QueryResult:
+        schema = schema_of(db, view, self.store_name)
+        found = self._select(db, schema, query)
+        newest = seq_next(db, view) - 1
+        last, position = _last_committed(db, view)
+        coverage = stored_coverage(db, _job_of(db, view)[0], view)
+        return QueryResult(schema, found, newest, last, position, coverage, _view_id(db, view))
 
     def changes(self, view: str, *, since: int = 0, limit: int | None = None) -> pl.DataFrame:
-        with self._readers.snapshot() as db:
-            schema = schema_of(db, view, self._path)
+        def changes(db: Database) -> pl.DataFrame:
+            schema = schema_of(db, view, self.store_name)
             return changelog.read(db, schema, since, seq_next(db, view), limit)
 
+        return self._read(changes)
+
     def _last_committed(self, view_or_app: str) -> tuple[int | None, dict[str, Any]]:
-        with self._readers.snapshot() as db:
-            return _last_committed(db, view_or_app)
+        return self._read(lambda db: _last_committed(db, view_or_app))
 
     def status(self, app: str, job: str | None = None) -> dict[str, Any]:
         """Return the status of a job, by default the one that committed last; {} before that."""
-        with self._readers.snapshot() as db:
-            return fence_json(db, "status", app, job)
+        return self._read(lambda db: fence_json(db, "status", app, job))
 
     def description(self, app: str, name: str) -> Any:
         """Return a description of an app, such as its graph or its dashboard; None if there is none."""
-        with self._readers.snapshot() as db:
-            if not _has(db, "_descriptions"):
+
+        def description(db: Database) -> Any:
+            if not self._has_table(db, "_descriptions"):
                 return None  # no job has opened the store since there are descriptions
-            row = db.execute(
+            return db.execute(
                 "SELECT value FROM _descriptions WHERE app = ? AND name = ?", (app, name)
             ).fetchone()
+
+        row = self._read(description)
         return None if row is None else json.loads(row[0])
 
     def last_batch_id(self, app: str, job: str | None = None) -> int | None:
         """Return the last batch that was committed; None before the first."""
-        with self._readers.snapshot() as db:
-            found = fence_value(db, "batch_id", app, job)
+        found = self._read(lambda db: fence_value(db, "batch_id", app, job))
         return None if found is None else int(found)
 
     def ledger(self, app: str, *, since: int = 0) -> list[dict[str, Any]]:
         """Return the ledger entries of the batches from ``since`` on, in the order of batches."""
-        with self._readers.snapshot() as db:
-            rows = db.execute(
+        rows = self._read(
+            lambda db: db.execute(
                 "SELECT line FROM _ledger WHERE app = ? AND batch_id >= ? "
                 "ORDER BY batch_id, job, number",
                 (app, since),
             ).fetchall()
+        )
         return [json.loads(line) for (line,) in rows]
 
     def program(self, app: str, job: str) -> StoredProgram | None:
         """Return the program that created a job's state; None before its first run."""
-        with self._readers.snapshot() as db:
-            return stored_program(db, app, job)
+        return self._read(lambda db: stored_program(db, app, job))
 
     def check_program(self, app: str, job: str, beginning: RunProgram) -> None:
         """Make sure that a program may go on with the job's state.
@@ -197,8 +157,7 @@ class StateStoreReader(ViewReader):
         Raises:
             ConfigError: it may not; the message says why.
         """
-        with self._readers.snapshot() as db:
-            check_program(db, app, job, beginning, self._path)
+        self._read(lambda db: check_program(db, app, job, beginning, self.store_name))
 
     def check_interrupted_batch(self, start: RunStart, beginning: RunProgram, ahead: str) -> None:
         """Make sure that a program produces again the batch that ``ahead`` has and the state store lacks.
@@ -206,60 +165,76 @@ class StateStoreReader(ViewReader):
         Raises:
             ConfigError: another program had begun that batch.
         """
-        with self._readers.snapshot() as db:
-            check_interrupted_batch(db, start, beginning, ahead)
+        self._read(lambda db: check_interrupted_batch(db, start, beginning, ahead))
 
     def next_coverage(
         self, app: str, job: str, beginning: RunProgram
     ) -> dict[OutputSink, OutputCoverage]:
         """Return the coverage of all outputs of a job as of a run that is to begin."""
-        with self._readers.snapshot() as db:
-            return next_outputs(db, app, job, beginning)
+        return self._read(lambda db: next_outputs(db, app, job, beginning))
 
     def coverage(self, view: str) -> tuple[CoverageSpan, ...]:
-        with self._readers.snapshot() as db:
-            app, _ = _job_of(db, view)
-            return stored_coverage(db, app, view)
+        return self._read(lambda db: stored_coverage(db, _job_of(db, view)[0], view))
 
     def outputs(self, app: str, job: str = "main") -> dict[OutputSink, OutputCoverage]:
         """Return the coverage of all outputs that a job has had, by name and sink."""
-        with self._readers.snapshot() as db:
-            return stored_outputs(db, app, job)
+        return self._read(lambda db: stored_outputs(db, app, job))
 
     def sinks(self, app: str, job: str) -> list[tuple[str, str, int]]:
         """Return the identity, name and last batch of each sink of a job, without the state store."""
-        with self._readers.snapshot() as db:
-            return db.execute(
+        return self._read(
+            lambda db: db.execute(
                 "SELECT identity, name, batch_id FROM _sinks WHERE app = ? AND job = ?",
                 (app, job),
             ).fetchall()
+        )
 
     def checkpoint_id(self, app: str, job: str) -> str | None:
         """Return the checkpoint of the newest run of a job; None before its first."""
-        with self._readers.snapshot() as db:
-            found = fence_value(db, "checkpoint_id", app, job)
-            return None if found is None else str(found)
+        found = self._read(lambda db: fence_value(db, "checkpoint_id", app, job))
+        return None if found is None else str(found)
+
+    def state_manifests(self, app: str, job: str) -> dict[tuple[int, int], bytes]:
+        """Return the manifests of a job's state, by stage and bucket, as of the last commit."""
+        found = self._read(
+            lambda db: db.execute(
+                "SELECT stage, bucket, manifest FROM _state WHERE app = ? AND job = ?", (app, job)
+            ).fetchall()
+        )
+        return {(stage, bucket): manifest for stage, bucket, manifest in found}
 
     def databases(self) -> list[str]:
         """Return the databases that jobs of this store keep views in, without credentials."""
-        with self._readers.snapshot() as db:
-            if not _has(db, "_sinks"):
+
+        def databases(db: Database) -> list[str]:
+            if not self._has_table(db, "_sinks"):
                 return []  # no job has opened the store since there are other sinks
             rows = db.execute("SELECT DISTINCT name FROM _sinks WHERE name LIKE 'postgresql:%'")
-            return sorted(name for (name,) in rows)
+            return sorted(name for (name,) in rows.fetchall())
+
+        return self._read(databases)
 
 
-def schema_of(db: sqlite3.Connection, view: str, path: Path) -> ViewSchema:
-    """Return the schema of a view of the store at ``path``.
+def _version(db: Database) -> tuple[int, ...]:
+    commits = db.execute(
+        "SELECT coalesce(max(commit_number), 0), CAST(coalesce(sum(run), 0) AS bigint) FROM _fences"
+    ).fetchone()
+    changes = db.execute("SELECT CAST(coalesce(sum(seq_next), 0) AS bigint) FROM _views").fetchone()
+    return (*commits, *changes)
+
+
+def schema_of(db: Database, view: str, store: StoreName) -> ViewSchema:
+    """Return the schema of a view of the store.
 
     Raises:
         UnknownViewError: There is no such view.
     """
     row = db.execute("SELECT schema FROM _views WHERE name = ?", (view,)).fetchone()
     if row is None:
-        names = [name for (name,) in db.execute("SELECT name FROM _views ORDER BY name")]
+        found = db.execute("SELECT name FROM _views ORDER BY name").fetchall()
+        names = [name for (name,) in found]
         raise UnknownViewError(
-            f"There is no view {view!r} in {path}; there are: {', '.join(names) or 'none yet'}. "
+            f"There is no view {view!r} in {store.shown}; there are: {', '.join(names) or 'none yet'}. "
             f"Correct the name, or run the pipeline that fills the view.{did_you_mean(view, names)}"
         )
     return ViewSchema.from_json(row[0])
@@ -294,25 +269,23 @@ def _one_value(name: str, value: Any, schema: ViewSchema) -> pl.DataFrame:
         ) from error
 
 
-def fence_value(db: sqlite3.Connection, column: str, app: str | None, job: str | None) -> Any:
+def fence_value(db: Database, column: str, app: str | None, job: str | None) -> Any:
     """Return what the fence of a job holds; without ``job``, of the one that committed last."""
     row = db.execute(
-        f"SELECT {column} FROM _fences WHERE app = ? AND (job = ? OR ? IS NULL) "  # noqa: S608
-        "ORDER BY commit_number DESC LIMIT 1",
-        (app, job, job),
+        f"SELECT {column} FROM _fences WHERE app = ? AND job = coalesce(?, job) "  # noqa: S608
+        "ORDER BY commit_number DESC NULLS LAST LIMIT 1",
+        (app, job),
     ).fetchone()
     return None if row is None else row[0]
 
 
-def fence_json(
-    db: sqlite3.Connection, column: str, app: str | None, job: str | None
-) -> dict[str, Any]:
+def fence_json(db: Database, column: str, app: str | None, job: str | None) -> dict[str, Any]:
     """Return what the fence of a job holds as JSON; {} before the first commit."""
     value: dict[str, Any] = json.loads(fence_value(db, column, app, job) or "{}")
     return value
 
 
-def seq_next(db: sqlite3.Connection, view: str) -> int:
+def seq_next(db: Database, view: str) -> int:
     """Return the number that the next change of a view will have."""
     row = db.execute("SELECT seq_next FROM _views WHERE name = ?", (view,)).fetchone()
     return int(row[0])
@@ -323,13 +296,13 @@ def to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _job_of(db: sqlite3.Connection, view_or_app: str) -> tuple[str | None, str | None]:
+def _job_of(db: Database, view_or_app: str) -> tuple[str | None, str | None]:
     """Return the app and job that fill a view; of an app, itself and any job."""
     found = db.execute("SELECT app, job FROM _views WHERE name = ?", (view_or_app,)).fetchone()
     return (found[0], found[1]) if found else (view_or_app, None)
 
 
-def _view_id(db: sqlite3.Connection, view: str) -> str:
+def _view_id(db: Database, view: str) -> str:
     """Return the id of a view. Its app and job are recorded with its first change."""
     app, job = _job_of(db, view)
     if job is not None:
@@ -338,19 +311,10 @@ def _view_id(db: sqlite3.Connection, view: str) -> str:
     return view_id_of(None if row is None else row[0])
 
 
-def _last_committed(db: sqlite3.Connection, view_or_app: str) -> tuple[int | None, dict[str, Any]]:
+def _last_committed(db: Database, view_or_app: str) -> tuple[int | None, dict[str, Any]]:
     """Return the last batch that a view or an app reflects, and its position."""
     app, job = _job_of(db, view_or_app)
     ended = last_covered(stored_coverage(db, app, view_or_app))
     if ended is not None:
         return ended
     return fence_value(db, "batch_id", app, job), fence_json(db, "position", app, job)
-
-
-def _encoded(schema: ViewSchema, name: str, value: Any) -> Any:
-    return encode_values(schema, {name: value})[name]
-
-
-def _has(db: sqlite3.Connection, table: str) -> bool:
-    row = db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone()
-    return row is not None

@@ -53,8 +53,12 @@ def normalize(frame: pl.DataFrame, schema: ViewSchema, names: Sequence[str]) -> 
     # As a key, -0.0 and 0.0 are one.
     out = out.with_columns(one_zero(pl.col(key), out[key].dtype) for key in keys)
     if keys:
-        out = out.unique(subset=keys, keep="last", maintain_order=True)
-        out = out.sort(keys, nulls_last=True)
+        out = out.sort(keys, nulls_last=True, maintain_order=True)
+        differs = [pl.col(key).ne_missing(pl.col(key).shift(-1)) for key in keys]
+        last = out.select(pl.any_horizontal(differs)).to_series()
+        if len(last):
+            last[-1] = True
+        out = out if last.all() else out.filter(last)
     else:
         out = out.tail(1)
     out.columns = list(names)

@@ -101,6 +101,14 @@ class ViewTable:
     def upsert(self) -> str:
         """Move the staged rows into the table; rows that are there already stay untouched."""
         staged = ", ".join(f"c{n}" for n in range(len(self._columns)))
+        return self._upsert(f"SELECT {staged} FROM {STAGE} WHERE true ORDER BY i")  # noqa: S608
+
+    @cached_property
+    def upsert_given(self) -> str:
+        """Put one row into the table; if it is there already, it stays untouched."""
+        return self._upsert(f"VALUES ({', '.join('?' * len(self._columns))})")
+
+    def _upsert(self, rows: str) -> str:
         values = [column for column in self._columns if column not in self._keys]
         action = "NOTHING"
         if values:
@@ -108,8 +116,7 @@ class ViewTable:
             differs = " OR ".join(f"{self.name}.{c} IS NOT excluded.{c}" for c in values)
             action = f"UPDATE SET {assigned} WHERE {differs}"
         return (
-            f"INSERT INTO {self.name} ({', '.join(self._columns)}) "  # noqa: S608
-            f"SELECT {staged} FROM {STAGE} WHERE true ORDER BY i "
+            f"INSERT INTO {self.name} ({', '.join(self._columns)}) {rows} "
             f"ON CONFLICT ({', '.join(self._keys)}) DO {action}"
         )
 

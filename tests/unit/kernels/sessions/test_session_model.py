@@ -280,6 +280,39 @@ def test_panes_by_count_are_the_models(mode, own_gaps, example, kind, firings, r
     assert late_count(out, example) == sum(len(one.late) for one in model.values())
 
 
+@pytest.mark.parametrize("mode", ["update", "retract", "discard"])
+@pytest.mark.parametrize("own_gaps", [False, True], ids=["one gap", "own gaps"])
+@checked
+@given(
+    example=drawn,
+    kind=kinds,
+    count=st.integers(1, 4),
+    policy=st.sampled_from(["drop", "side"]),
+    suppress=st.booleans(),
+)
+def test_a_session_that_fires_once_has_the_one_pane_of_the_model(
+    mode, own_gaps, example, kind, count, policy, suppress, rows_given
+):
+    example.spread = False  # a key in one partition
+    example.__post_init__()
+    rules = Rules(mode=mode, early=count, once=True, **kind)  # without lateness
+    model = example.in_order(rules, own_gaps=own_gaps)
+    emit = {"early": ms.once(ms.after_count(count)), "suppress_unchanged": suppress, "panes": True}
+    app = app_of(example, window_of(kind, own_gaps=own_gaps), mode, policy, **emit)
+    out = emitted(rows_given, example, app)
+    found = defaultdict(Counter)
+    for row in near(out.rows["out"].to_dicts()):
+        assert (row["pane_first"], row["pane_last"]) == (True, True)
+        pane = (row["pane_kind"], row["pane_index"])
+        found[row["key"]][(row.get(DIFF, 1), *told(row), *pane)] += 1
+    assert found == {key: one.rows for key, one in model.items() if one.rows}
+    line = next((line for step, line in out.books.items() if step.startswith("session")), Counter())
+    left_out = sum(one.left_out for one in model.values())
+    late = sum(len(one.late) for one in model.values())
+    assert (line["filtered"], line["windows_closed"], line["late"]) == (left_out, left_out, late)
+    assert line["held"] == len(example.items) - left_out - late
+
+
 @pytest.mark.parametrize("early", ["in threes", "none"])
 @pytest.mark.parametrize("batches", [1, 2, 3])
 def test_a_session_that_grows_beyond_the_watermark_has_another_on_time_pane(batches, early):

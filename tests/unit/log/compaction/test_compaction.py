@@ -36,7 +36,7 @@ from millstream.log.batch import (
     stamp,
     walk,
 )
-from millstream.log.compaction import cleaner
+from millstream.log.compaction import cleaner, swap
 from millstream.log.compaction.cleaner import compact_partition
 from millstream.log.compaction.offset_map import OffsetMap
 from millstream.log.compression import COMPRESSIONS, compress
@@ -48,6 +48,7 @@ from millstream.log.partition import Partition
 from millstream.log.producer_identity import ProducerIdentity
 from millstream.log.producers import PRODUCER_EXPIRES_MS, ProducerStates
 from millstream.log.reader import LogReader
+from millstream.log.removed_tombstones import Removal, note_removal
 from millstream.log.scan import scan_segment
 from millstream.log.segment import segment_name, segment_offsets
 from millstream.log.writer import LogWriter
@@ -236,6 +237,7 @@ class World:
         ((start, end),) = reader.offsets("t")
         assert start == 0
         found = self.check_rows(list(reader.read("t", 0, 0, end)), end)
+        self.check_removals(reader, found, end)
         self.check_look_ups(reader, found, end)
 
     def check_rows(self, batches: list[pa.RecordBatch], end: int) -> list[int]:
@@ -255,6 +257,15 @@ class World:
             # Without its tombstone, no older record of a key may be there.
             assert left.get(key, offset) == offset, f"{key!r} has come back"
         return offsets
+
+    def check_removals(self, reader: LogReader, offsets: list[int], end: int) -> None:
+        """Check that it is noted which deletions no reader sees any more."""
+        removals = reader.removed_tombstones("t").get(0, ())
+        numbers, noted = [number for number, _ in removals], [at for _, at in removals]
+        assert (numbers, noted) == (sorted(set(numbers)), sorted(set(noted), reverse=True))
+        gone = set(self.latest(end).values()) - set(offsets)
+        assert max(gone, default=-1) <= max(noted, default=-1)
+        assert all(self.may_be_gone(self.sent[at]) for at in noted)
 
     def check_look_ups(self, reader: LogReader, offsets: list[int], end: int) -> None:
         rng = random.Random(end)
@@ -794,6 +805,74 @@ def test_a_tombstone_stays_until_its_horizon_and_then_goes_with_a_pass_of_its_ow
     assert world.compact() == 0
     assert world.partition.sealed[0].seal.horizon_ms is None
     world.check()
+
+
+def test_removals_of_tombstones_are_numbered_and_those_kept_that_no_later_one_covers() -> None:
+    world = World(10_000)
+
+    def noted() -> dict[int, tuple[Removal, ...]]:
+        reader = LogReader(FOLDER, files=world.disk, control=world.control)
+        return dict(reader.removed_tombstones("t"))
+
+    note_removal(world.control, TopicPartition("t", 1), 3)
+    for offset, kept in (
+        (7, [(1, 7)]),
+        (5, [(1, 7), (2, 5)]),
+        (5, [(1, 7), (3, 5)]),
+        (6, [(1, 7), (4, 6)]),
+        (9, [(5, 9)]),
+    ):
+        note_removal(world.control, T, offset)
+        assert noted() == {0: tuple(Removal(*one) for one in kept), 1: (Removal(1, 3),)}
+    world.writer.delete_topic("t")
+    world.writer.create_topic("t")
+    assert noted() == {}
+    note_removal(world.control, TopicPartition("other", 0), 3)  # deleted meanwhile
+    assert noted() == {}
+
+
+def test_a_folder_that_its_owner_has_not_opened_since_tells_of_no_removal() -> None:
+    world = World(10_000)
+    with world.control.commit() as connection:
+        connection.execute("DROP TABLE removed_tombstones")
+    reader = LogReader(FOLDER, files=world.disk, control=world.control)
+    assert reader.removed_tombstones("t") == {}
+
+
+def test_a_tombstone_goes_only_once_that_is_noted() -> None:
+    world = World()
+    world.append([row(b"a"), row(b"b")])
+    world.append([row(b"a", None), row(b"b", b"w"), row(b"c", None), row(b"d", b"x")])
+    world.roll()
+    world.compact()
+    world.now_ms += RETENTION_MS
+    world.check()
+    reader = LogReader(FOLDER, files=world.disk, control=world.control)
+    with pytest.MonkeyPatch.context() as patch:
+
+        def fail(*_: object) -> None:
+            raise DiskFullError("no room")
+
+        patch.setattr(swap, "note_removal", fail)
+        with pytest.raises(DiskFullError):
+            world.compact()
+    assert (offsets_in(world), reader.removed_tombstones("t")) == ([2, 3, 4, 5], {})
+    world.check_files()
+
+    def die() -> None:
+        raise SimulatedCrash
+
+    for before_commit, noted in ((die, {}), (lambda: None, {0: (Removal(1, 4),)})):
+        world.control._before_commit = before_commit
+        if before_commit is die:
+            with pytest.raises(SimulatedCrash):
+                world.compact()
+        else:
+            world.compact()
+        assert reader.removed_tombstones("t") == noted
+        assert offsets_in(world) == ([3, 5] if noted else [2, 3, 4, 5])
+        world.check()
+        world.check_files()
 
 
 def test_a_pass_begins_when_enough_is_dirty() -> None:

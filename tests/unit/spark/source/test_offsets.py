@@ -52,12 +52,27 @@ def test_what_rows_are_looked_up_in_is_read_before_them():
     start = SourceOffset(
         0, {"t": (PartitionProgress(0, 0),), "rates": (PartitionProgress(0, 0),) * 2}, {}
     )
-    sources = [source(), replace(source("rates", "rates"), number=1, looked_up=True)]
+    sources = [source(), replace(source("rates", "rates"), number=1, looked_up=1)]
     ends = {"t": [50], "rates": [30, 10]}
     first = next_offset(start, ends, sources, clock_ms=5, rows_max=20)
     assert (first.offsets("rates"), first.offsets("t")) == ([15, 5], [0])
     second = next_offset(first, ends, sources, clock_ms=6, rows_max=25)
     assert (second.offsets("rates"), second.offsets("t")) == ([30, 10], [5])
+
+
+def test_a_table_is_read_before_the_rows_that_are_the_table_of_the_next_look_up():
+    topics = ("t", "rates", "places")
+    at = SourceOffset(0, {topic: (PartitionProgress(0, 0),) for topic in topics}, {})
+    sources = [
+        replace(source(topic, topic), number=number, looked_up=number)
+        for number, topic in enumerate(topics)
+    ]
+    ends = {"t": [10], "rates": [10], "places": [10]}
+    read = []
+    for _ in range(4):
+        at = next_offset(at, ends, sources, clock_ms=5, rows_max=8)
+        read.append(tuple(at.offsets(topic)[0] for topic in topics))
+    assert read == [(0, 0, 8), (0, 6, 10), (4, 10, 10), (10, 10, 10)]
 
 
 def test_a_partition_that_becomes_idle_makes_a_batch_without_records():

@@ -1,12 +1,13 @@
 """The planner over a real log: what it writes into offsets, and what tasks get as the time."""
 
+import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import pytest
 
 import millstream as ms
-from millstream.errors import TopicRecreatedError, UserCodeError
+from millstream.errors import DeletionsLostError, TopicRecreatedError, UserCodeError
 from millstream.kernels.frames import (
     PORT_FIRST,
     PORT_LEDGER,
@@ -16,6 +17,9 @@ from millstream.kernels.frames import (
     decode_message,
     encode_message,
 )
+from millstream.log.compaction.cleaner import compact_partition
+from millstream.log.removed_tombstones import note_removal
+from millstream.record import TopicPartition
 from millstream.spark.frame_files import FrameFiles
 from millstream.spark.source import planner as planner_module
 from millstream.spark.source.event_times import EventTimesFile
@@ -256,3 +260,115 @@ def test_a_topic_that_was_made_anew_is_read_from_its_start_by_who_begins(log, tm
     end = made.next_offset(made.initial_offset())
     assert [at[0] for at in end["topics"]["events"]] == [8, 0]
     assert end["topic_ids"] == {"events": log.topics()["events"].topic_id}
+
+
+DAY_MS = 86_400_000
+
+
+def table_planner(log, tmp_path, **changes):
+    app = ms.App("plans", log=tmp_path / "log")
+    users = app.table("users", {"id": str, "n": int}, key="id")
+    users.view("all")
+    return planner(log, tmp_path, sources=app.plan().sources, **changes)
+
+
+def set_users(log, **numbers):
+    """Send a new row of each key, or its deletion."""
+    with log.producer() as producer:
+        for key, n in numbers.items():
+            value = None if n is None else {"id": key, "n": n}
+            producer.send("users", value, key=key, timestamp_ms=1_000)
+
+
+def compact_users(log, *, after_ms=0):
+    """Close the growing segment, and compact so long after now."""
+    with log._owner_client().access.use_writer() as writer:
+        (partition,) = (one for one in writer.partitions() if one.name.topic == "users")
+        writer.exclusively(lambda: partition.roll() if partition.active_size else None)
+        compact_partition(writer, partition, int(time.time() * 1000) + after_ms)
+
+
+@pytest.fixture
+def users(log):
+    """A topic of which the tombstone at offset 2 is gone, or about to go."""
+    settings = {"min.cleanable.dirty.ratio": "0"}
+    log.create_topic("users", cleanup="compact", settings=settings)
+    set_users(log, ann=1, bob=1)
+    return log
+
+
+def read_all(made, start, end):
+    return [rows_of(made.read(task)) for task in made.partitions(start, end)]
+
+
+def test_a_table_that_missed_a_deletion_is_refused_as_the_run_begins(users, tmp_path):
+    made = table_planner(users, tmp_path)
+    end = made.next_offset(made.initial_offset())
+    assert [at[0] for at in end["topics"]["users"]] == [2]
+    set_users(users, ann=None, eve=1)
+    compact_users(users)
+    present = table_planner(users, tmp_path).next_offset(end)  # it is there for a day
+    assert [at[0] for at in present["topics"]["users"]] == [4]
+    compact_users(users, after_ms=2 * DAY_MS)
+    with pytest.raises(
+        DeletionsLostError, match=r"up to offset 2; .* had come to offset 2"
+    ) as told:
+        table_planner(users, tmp_path).next_offset(end)
+    assert f"`millstream reset {tmp_path.name} --log {tmp_path.parent.parent}`" in str(told.value)
+    assert table_planner(users, tmp_path).next_offset(present)["topics"] == present["topics"]
+
+
+def test_a_table_is_not_refused_for_what_was_gone_when_it_began(users, tmp_path):
+    set_users(users, ann=None, eve=1, joe=1)
+    compact_users(users)
+    compact_users(users, after_ms=2 * DAY_MS)
+    at = table_planner(users, tmp_path).initial_offset()
+    for _ in range(5):  # one record in each batch, and each in another run
+        made = table_planner(users, tmp_path, rows_max=1)
+        end = made.next_offset(at)
+        read_all(made, at, end)
+        at = end
+    assert [at[0] for at in at["topics"]["users"]] == [5]
+
+
+def test_a_deletion_that_goes_between_the_plan_and_its_reading_is_missed_by_no_task(
+    users, tmp_path
+):
+    made = table_planner(users, tmp_path)
+    first = made.next_offset(made.initial_offset())
+    set_users(users, ann=None, eve=1)
+    compact_users(users)
+    second = made.next_offset(first)
+    read_all(made, first, second)
+    compact_users(users, after_ms=2 * DAY_MS)
+    assert made.read_on_driver(first, second) is None  # a worker says what is wrong
+    with pytest.raises(DeletionsLostError):
+        read_all(made, first, second)
+
+
+def test_offsets_from_before_removals_were_known_are_refused_for_any(users, tmp_path):
+    made = table_planner(users, tmp_path)
+    end = made.next_offset(made.initial_offset())
+    del end["removals"]
+    assert made.next_offset(end)["removals"] == {"users": [0]}
+    set_users(users, ann=None, eve=1)
+    compact_users(users)
+    compact_users(users, after_ms=2 * DAY_MS)
+    with pytest.raises(DeletionsLostError):
+        table_planner(users, tmp_path).next_offset(end)
+
+
+def test_a_partition_that_is_added_is_read_from_what_is_gone_by_then(users, tmp_path):
+    made = table_planner(users, tmp_path)
+    end = made.next_offset(made.initial_offset())
+    users.alter_topic("users", partitions=2)
+    with users._owner_client().access.use_writer() as writer:
+        note_removal(writer.control, TopicPartition("users", 1), 8)
+    later = made.next_offset(end)
+    assert later["removals"] == {"users": [0, 1]}
+
+
+def test_a_stream_does_not_ask_for_deletions(users, tmp_path):
+    made = planner(users, tmp_path)
+    end = made.next_offset(made.initial_offset())
+    assert end["removals"] == {}

@@ -26,6 +26,7 @@ from millstream.testing.inputs import InputRecord
 from millstream.testing.kernel_engine import KernelEngine
 from millstream.views.commit.committer import collect_results
 from millstream.views.commit.open_committer import open_committer
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 from millstream.views.state_store.store import StateStore
 
 pytestmark = pytest.mark.not_in_lane("thresholds", "there every stage is tasks of Spark")
@@ -110,7 +111,7 @@ def run(plan, batches, folder, place=None):
 
 
 def outcome(folder):
-    with StateStore(folder / "views.db", readonly=True) as store:
+    with SqliteStateStore(folder / "views.db", readonly=True) as store:
         state = store.state_manifests("counts", "main")
         named = {object_name(name) for manifest in state.values() for name in _run_names(manifest)}
         views = [store.scan(name).rows() for name in ("minutes", "n")]
@@ -318,7 +319,7 @@ def test_an_old_run_that_wakes_up_removes_nothing_that_a_newer_one_names(
 
 
 def all_names(folder):
-    with StateStore(folder / "views.db", readonly=True) as store:
+    with SqliteStateStore(folder / "views.db", readonly=True) as store:
         state = store.state_manifests("counts", "main")
         return {name for manifest in state.values() for name in _run_names(manifest)}
 

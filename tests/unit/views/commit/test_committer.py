@@ -36,7 +36,7 @@ from millstream.kernels.state.keyhash import Buckets
 from millstream.testing.disk import SimulatedCrash
 from millstream.views.commit.committer import BatchResult
 from millstream.views.commit.open_committer import open_committer
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 COLUMNS = (("k", pl.String()), ("n", pl.Int64()))
 KINDS = ("topics", "dataset", "foreach", "database")
@@ -95,7 +95,7 @@ class World:
 
     def holds(self) -> dict[str, object]:
         """Everything that can be read of it now."""
-        with StateStore(self.folder / "views.db", readonly=True) as state_store:
+        with SqliteStateStore(self.folder / "views.db", readonly=True) as state_store:
             held = {
                 "home": (state_store.scan("home").rows(), state_store.changes("home").rows()),
                 "position": state_store.position("app"),

@@ -19,6 +19,7 @@ from millstream.views.commit.open_committer import open_committer
 from millstream.views.schema import ViewSchema
 from millstream.views.server import event_streams
 from millstream.views.server.server import serve
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 from millstream.views.state_store.store import StateStore
 
 CHANGES = "/views/ad_ctr/changes"
@@ -163,7 +164,7 @@ def test_a_store_that_was_created_again_is_told_of(ads, server, tmp_path):
         state_store, schema = ads.log / "apps" / "ads", ads.state_store.schema("ad_ctr")
         for path in state_store.glob("views.db*"):
             path.unlink()
-        with StateStore(state_store / "views.db") as fresh:
+        with SqliteStateStore(state_store / "views.db") as fresh:
             fresh.declare(schema)
             assert following()[1] == "gone"
     assert server.json("/views/ad_ctr")["change"] == 0

@@ -14,7 +14,7 @@ from millstream.views.reader import state_store_path
 from millstream.views.runs.control_files import hold_run_lock
 from millstream.views.runs.failure import record_failure
 from millstream.views.server.server import serve
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 pytestmark = pytest.mark.thorough
 WAIT_MS = 60_000
@@ -278,7 +278,7 @@ def test_a_log_without_apps_says_what_to_do_and_shows_the_first_that_comes(tmp_p
         page.goto(serving.url)
         page.wait_for_selector("#empty:not([hidden])")
         folder = tmp_path / "apps" / "first"
-        StateStore(folder / "views.db").close()
+        SqliteStateStore(folder / "views.db").close()
         with hold_run_lock(folder, 1):
             expect_text(page, "#app-name", "first")
             expect_text(page, "#state-text", "Running · no batch yet")

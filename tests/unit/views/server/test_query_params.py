@@ -19,7 +19,7 @@ from millstream.views.commit.open_committer import open_committer
 from millstream.views.reader import state_store_path
 from millstream.views.schema import Fence, ViewChange, ViewSchema
 from millstream.views.server.server import serve
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 
 @dataclass
@@ -103,7 +103,7 @@ def exact_server(ads, server):
     frame = pl.DataFrame(values, schema=types).with_columns(
         pl.Series("many", [[2**60, 1], [], None, [0]])
     )
-    with StateStore(state_store_path(ads.log, "exact")) as store:
+    with SqliteStateStore(state_store_path(ads.log, "exact")) as store:
         store.declare(ViewSchema.of("v", frame, ("k",)))
         run, batch_id = store.begin_run("exact", "main", "c")
         store.commit(
@@ -194,7 +194,7 @@ def json_error(answer):
 def test_two_apps_may_have_a_view_of_one_name(ads, server):
     ads.commit((0, 7, 10, 1, "1.50"))
     other = ms.App("other", log=ads.log)
-    with StateStore(other.folder / "views.db") as store:
+    with SqliteStateStore(other.folder / "views.db") as store:
         store.declare(ViewSchema("ad_ctr", (("k", "int"),), ("k",)))
     code, message = server.error("/views/ad_ctr")
     assert code == 400

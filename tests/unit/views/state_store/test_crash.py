@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 WRITER = """
 import sys
 from pathlib import Path
 import polars as pl
-from millstream.views.state_store.store import Fence, StateStore, ViewChange, ViewSchema
+from millstream.views.state_store.sqlite_store import SqliteStateStore
+from millstream.views.state_store.store import Fence, ViewChange, ViewSchema
 
-store = StateStore(Path(sys.argv[1]))
+store = SqliteStateStore(Path(sys.argv[1]))
 for name in ("one", "two"):
     store.declare(ViewSchema(name, (("k", "int"), ("n", "int")), ("k",)))
 run, batch_id = store.begin_run("app", "main", "checkpoint")
@@ -65,7 +66,7 @@ def test_a_killed_writer_leaves_rows_changes_and_fence_in_agreement(tmp_path, se
     for _ in range(4):
         first, acknowledged = _run_and_kill(path, rng.uniform(0.0, 0.15))
         assert first == expected_first, f"seed {seed}"
-        with StateStore(path, readonly=True) as store:
+        with SqliteStateStore(path, readonly=True) as store:
             committed = store.status("app").get("batch", -1) + 1
             # What was acknowledged is there; at most one batch more, whose answer was cut off.
             assert acknowledged <= committed <= acknowledged + 1, f"seed {seed}"
@@ -73,7 +74,7 @@ def test_a_killed_writer_leaves_rows_changes_and_fence_in_agreement(tmp_path, se
         expected_first = committed
 
 
-def _agree(store: StateStore, committed: int) -> None:
+def _agree(store: SqliteStateStore, committed: int) -> None:
     last = committed - 1
     one, two = store.scan("one"), store.scan("two")
     if not committed:

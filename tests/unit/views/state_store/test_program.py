@@ -28,7 +28,7 @@ from millstream.testing.disk import SimulatedCrash
 from millstream.views.commit.committer import BatchResult
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.state_store.program import StoredProgram, check_same_program
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 FIELDS = {"ad": str, "kind": str, "at": datetime, "cost": float, "a": int, "b": int}
 MINUTE = ms.tumbling("1 minute")
@@ -187,7 +187,7 @@ def test_what_does_not_change_the_meaning_of_a_state_goes_on(tmp_path, name):
 
 
 def stored(folder):
-    with StateStore(folder / "views.db", readonly=True) as state_store:
+    with SqliteStateStore(folder / "views.db", readonly=True) as state_store:
         return state_store.program("app", "main")
 
 
@@ -212,7 +212,7 @@ def test_a_refused_program_leaves_no_view_behind_and_fences_nobody_off(tmp_path)
 
 def test_views_that_do_not_say_by_what_program_they_were_made_are_refused(tmp_path):
     run(tmp_path, plan())
-    with StateStore(tmp_path / "views.db") as state_store, state_store._transaction() as db:
+    with SqliteStateStore(tmp_path / "views.db") as state_store, state_store._transaction() as db:
         db.execute("DELETE FROM _programs")
     with pytest.raises(ConfigError, match=r"does not say by what program"):
         run(tmp_path, plan())
@@ -302,14 +302,14 @@ def test_state_of_another_format_is_refused_whatever_else_its_program_says(numbe
 
 def test_a_store_of_an_earlier_format_is_refused_plainly(tmp_path):
     run(tmp_path, plan())
-    with StateStore(tmp_path / "views.db") as state_store:
+    with SqliteStateStore(tmp_path / "views.db") as state_store:
         assert state_store._writer is not None
         state_store._writer.execute("PRAGMA user_version = 2")
     for readonly in (True, False):
         with pytest.raises(
             ConfigError, match=r"has format 2, of an earlier version.*millstream reset"
         ):
-            StateStore(tmp_path / "views.db", readonly=readonly)
+            SqliteStateStore(tmp_path / "views.db", readonly=readonly)
 
 
 # ── batches that were cut off ───────────────────────────────────────────────────────────────
@@ -378,7 +378,7 @@ def test_a_batch_that_one_program_has_begun_is_not_ended_by_another(tmp_path, co
 
 
 def coverage_in(folder):
-    with StateStore(folder / "views.db", readonly=True) as state_store:
+    with SqliteStateStore(folder / "views.db", readonly=True) as state_store:
         return state_store.outputs("app")
 
 

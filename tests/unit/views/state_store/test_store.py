@@ -23,21 +23,22 @@ from millstream.errors import (
     OffsetOutOfRangeError,
     UnknownViewError,
 )
-from millstream.views.state_store.store import Fence, StateStore, ViewChange, ViewSchema
+from millstream.views.state_store.sqlite_store import SqliteStateStore
+from millstream.views.state_store.store import Fence, ViewChange, ViewSchema
 
 COUNTS = ViewSchema("counts", (("word", "str"), ("n", "int")), ("word",))
 
 
 @pytest.fixture
 def store(tmp_path):
-    with StateStore(tmp_path / "views.db") as opened:
+    with SqliteStateStore(tmp_path / "views.db") as opened:
         yield opened
 
 
 class Job:
     """A run of a job that commits batch after batch."""
 
-    def __init__(self, store: StateStore, job: str = "main") -> None:
+    def __init__(self, store: SqliteStateStore, job: str = "main") -> None:
         self.store = store
         self.job = job
         self.run, self.batch_id = store.begin_run("app", job, "checkpoint-1")
@@ -145,7 +146,7 @@ def test_a_run_that_the_store_never_gave_out_is_refused(store):
 @pytest.mark.parametrize("instead", [None, "new file"])
 def test_a_store_deleted_under_a_running_job_is_noticed(tmp_path, instead):
     path = tmp_path / "views.db"
-    with StateStore(path) as store:
+    with SqliteStateStore(path) as store:
         job = Job(store)
         path.rename(tmp_path / "elsewhere.db")
         if instead:
@@ -363,7 +364,7 @@ def test_a_view_declared_differently_is_refused_and_told_how(store):
 
 
 def test_old_changes_are_forgotten_and_asking_for_them_says_so(tmp_path):
-    with StateStore(tmp_path / "views.db", changes_kept=5) as store:
+    with SqliteStateStore(tmp_path / "views.db", changes_kept=5) as store:
         store.declare(COUNTS)
         job = Job(store)
         for n in range(10):
@@ -391,19 +392,19 @@ def test_asking_for_what_is_not_there_lists_what_is(store):
 def test_a_file_that_is_no_store_is_refused_and_left_alone(tmp_path):
     path = tmp_path / "views.db"
     with pytest.raises(ConfigError, match="no view store"):
-        StateStore(path, readonly=True)
+        SqliteStateStore(path, readonly=True)
     path.write_bytes(b"not a database" * 1000)
     with pytest.raises(CorruptionError, match="damaged or is no view store"):
-        StateStore(path)
+        SqliteStateStore(path)
     path.unlink()
     other = sqlite3.connect(path)
     other.execute("CREATE TABLE t (a)")
     other.close()
     before = path.read_bytes()
     with pytest.raises(CorruptionError, match="but no view store"):
-        StateStore(path, readonly=True)
+        SqliteStateStore(path, readonly=True)
     with pytest.raises(CorruptionError, match="but no view store"):
-        StateStore(path)
+        SqliteStateStore(path)
     assert b"_views" not in path.read_bytes()
     assert path.read_bytes()[100:] == before[100:]
 
@@ -415,17 +416,17 @@ def test_a_store_whose_tables_are_not_made_yet_is_none_for_readers(tmp_path):
     made.close()
     assert path.stat().st_size > 0
     with pytest.raises(ConfigError, match="There is no view store"):
-        StateStore(path, readonly=True)
-    StateStore(path).close()
-    with StateStore(path, readonly=True) as store:
+        SqliteStateStore(path, readonly=True)
+    SqliteStateStore(path).close()
+    with SqliteStateStore(path, readonly=True) as store:
         assert store.views() == []
 
 
 def test_a_reader_cannot_write(tmp_path):
-    with StateStore(tmp_path / "views.db") as writer:
+    with SqliteStateStore(tmp_path / "views.db") as writer:
         writer.declare(COUNTS)
         with (
-            StateStore(tmp_path / "views.db", readonly=True) as reader,
+            SqliteStateStore(tmp_path / "views.db", readonly=True) as reader,
             pytest.raises(ConfigError, match="opened for reading"),
         ):
             reader.declare(COUNTS)
@@ -441,7 +442,7 @@ def test_readers_see_whole_batches_while_the_writer_commits(store, tmp_path):
 
     def read() -> None:
         try:
-            with StateStore(tmp_path / "views.db", readonly=True) as reader:
+            with SqliteStateStore(tmp_path / "views.db", readonly=True) as reader:
                 while not stop.is_set():
                     frame = reader.scan("counts")
                     seen.append((set(frame["n"]), frame.height))
@@ -465,7 +466,7 @@ def test_readers_see_whole_batches_while_the_writer_commits(store, tmp_path):
 def test_waiting_ends_when_the_batch_or_position_is_there(store, tmp_path):
     store.declare(COUNTS)
     job = Job(store)
-    reader = StateStore(tmp_path / "views.db", readonly=True)
+    reader = SqliteStateStore(tmp_path / "views.db", readonly=True)
     assert reader.wait_for("counts", batch_id=0, timeout_s=0) is False
     results: list[bool] = []
     waiter = threading.Thread(
@@ -511,7 +512,7 @@ def test_rows_and_change_log_agree_with_a_dictionary(tmp_path_factory, batches):
     model: dict[str | None, int] = {}
     replayed: dict[str | None, int] = {}
     path: Path = tmp_path_factory.mktemp("store") / "views.db"
-    with StateStore(path) as store:
+    with SqliteStateStore(path) as store:
         store.declare(COUNTS)
         job = Job(store)
         for upserts, deletes in batches:

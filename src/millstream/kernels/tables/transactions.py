@@ -1,0 +1,322 @@
+"""Which transactions of captured tables are complete: one after the other, in the order of their ENDs.
+
+The inputs are the connector's topic of transactions, and of each table that is read with it the rows of
+:mod:`millstream.kernels.decode.captured`, without the user's columns. A transaction is complete once its END
+and, of each table, as many of its records as the END says were read. Then all its rows are due; so they are in
+one batch, in all tables. One that is complete waits for those whose END is before its own.
+
+Records bear the id of the BEGIN. Debezium's END may have another behind the colon, so an END belongs to the BEGIN
+of the same id, or else to the last one that has the same number of the transaction (such as PostgreSQL's), or, if
+there is none, to the records that have.
+
+Connectors send again what they did not know to be written: the same record, so to the same partition, with
+the same place in its transaction. Within a transaction such a record does not count twice; if it is
+of a transaction that was applied, it is dropped. The ids of about a million transactions are remembered.
+
+A record outside of a transaction is due once all records before it in its partition are. For each partition the
+runs of records that are not decided are kept, a few numbers each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from millstream.errors import UserCodeError
+from millstream.kernels.decode.captured import KEYLESS, TOTAL, TRANSACTION
+from millstream.kernels.frames import EXTRA, HASH, KIND, ORDER, TIME
+from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
+from millstream.kernels.operator_base import OperatorBase
+from millstream.kernels.state.keyhash import hash_columns
+from millstream.kernels.state.operator_state import OperatorState
+from millstream.kernels.time.log_order import offset_in, partition_in
+
+DECISIONS: Mapping[str, pl.DataType] = {
+    "table": pl.Int64(),
+    "transaction": pl.String(),
+    "partition": pl.Int64(),
+    "floor": pl.Int64(),
+    "commit": pl.Int64(),
+    "total": pl.Int64(),
+    TIME: pl.Int64(),
+}
+"""What :mod:`millstream.kernels.tables.waiting_changes` reads; of a transaction all tables do."""
+
+_NUMBERED = re.compile(r"(\d+):\d+")
+_ID = "id"
+_REMEMBERED_SLOTS = 16
+_SLOT_WIDTH = 1 << 17  # places of ENDs; every other record is a BEGIN
+_FAMILY = "applied"
+_BEGUN_MAX = 1000
+
+
+@dataclass(frozen=True)
+class Transactions(OperatorBase):
+    """The operator. ``collections`` are the tables' names in the ENDs, in the order of the inputs from 1 on."""
+
+    name: str
+    collections: tuple[str, ...]
+    by: tuple[str, ...] = ()
+
+    @property
+    def ordered(self) -> bool:
+        return True
+
+    def columns_read(self, number: int) -> set[str]:
+        return set() if number else {"status", "id", "counts"}
+
+    def prepare(self, rows: pl.DataFrame, number: int) -> Prepared:
+        """Take BEGINs and ENDs, and of each record its place and transaction."""
+        if not number:
+            return Prepared(rows[["status", "id", "counts", ORDER]], counts={"held": rows.height})
+        # Of a record that became several rows, one stands for it: those that are not extra, or have no other.
+        own = ~rows[EXTRA] | rows[KIND].is_in(["mark", "spoil"])
+        kept = rows.filter(own)[[ORDER, TRANSACTION, TOTAL, KEYLESS]]
+        counts = {"held": kept.height, "filtered": rows.height - kept.height}
+        return Prepared(kept, counts=counts)
+
+    def process(
+        self,
+        state: OperatorState,
+        inputs: Mapping[int, Sequence[pl.DataFrame]],
+        context: BatchContext,  # noqa: ARG002
+    ) -> OperatorResult:
+        """Say which transactions are complete, and which records outside of them are due."""
+        batch = _TransactionBatch(self, state)
+        if inputs.get(0):
+            batch.read_boundaries(pl.concat(inputs[0]).sort(ORDER, maintain_order=True))
+        for number in range(1, len(self.collections) + 1):
+            if inputs.get(number):
+                rows = pl.concat(inputs[number]).sort(ORDER, maintain_order=True)
+                batch.read_records(number - 1, rows)
+        batch.decide()
+        batch.store()
+        rows = pl.DataFrame(batch.decisions, schema=DECISIONS, orient="row")
+        gauges = {
+            "transactions_complete_waiting": float(len(batch.pending)),
+            "transactions_open": float(len(batch.counts)),
+        }
+        return OperatorResult(rows=rows, counts=Counter(), gauges=gauges)
+
+
+# A run of records of a partition, of one transaction: [id or None, place of the last, next offset, commit or None].
+_Run = list[Any]
+
+
+@dataclass
+class _TransactionBatch:
+    """What is known of transactions, while a batch is worked on."""
+
+    operator: Transactions
+    state: OperatorState
+    decisions: list[
+        tuple[int | None, str | None, int | None, int | None, int | None, int | None, int]
+    ] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        values = self.state.values
+        # BEGINs without an END, in their order.
+        self.begun: list[str] = values.get("begun", [])
+        # The last ones that have one.
+        self.ended: list[str] = values.get("ended", [])
+        # ENDs whose transactions are not applied: [id, place, count by table].
+        self.pending: list[list[Any]] = values.get("pending", [])
+        # transaction → table → how many records, the last place by partition, and those without a key.
+        self.counts: dict[str, dict[str, dict[str, Any]]] = values.get("counts", {})
+        # "table/partition" → its runs, and the version of the last record that was applied.
+        self.runs: dict[str, list[_Run]] = values.get("runs", {})
+        self.last: dict[str, list[int]] = values.get("last", {})
+        self.dropped: dict[str, None] = {}
+
+    def store(self) -> None:
+        """Keep what is known."""
+        self.state.values.update(
+            begun=self.begun[-_BEGUN_MAX:],
+            ended=self.ended[-_BEGUN_MAX:],
+            pending=self.pending,
+            counts=self.counts,
+            runs={place: runs for place, runs in self.runs.items() if runs},
+            last=self.last,
+        )
+
+    # ── what was applied ────────────────────────────────────────────────────────────────────
+
+    def _applied(self, names: Sequence[str]) -> set[str]:
+        """Return which transactions were applied."""
+        frame = pl.DataFrame({_ID: list(dict.fromkeys(names))}, schema={_ID: pl.String})
+        hashes = np.unique(hash_columns(frame, (_ID,)))
+        kept = self.state.runs(_FAMILY)
+        found: set[str] = set()
+        for slot in kept.slots:
+            for rows in kept.look_up(slot, hashes):
+                found.update(rows[_ID].to_list())
+        return found & set(names)
+
+    def _remember(self, applied: Sequence[tuple[str, int]]) -> None:
+        kept = self.state.runs(_FAMILY)
+        by_slot: dict[int, list[str]] = {}
+        for name, commit in applied:
+            by_slot.setdefault(commit // _SLOT_WIDTH, []).append(name)
+        for slot, names in by_slot.items():
+            rows = pl.DataFrame({_ID: names}, schema={_ID: pl.String})
+            rows = rows.hstack([pl.Series(HASH, hash_columns(rows, (_ID,)))])
+            kept.add(slot, rows, lambda rows: rows)
+        newest = max(kept.slots, default=0)
+        for slot in [slot for slot in kept.slots if slot <= newest - _REMEMBERED_SLOTS]:
+            kept.drop_slot(slot)
+
+    # ── what comes ──────────────────────────────────────────────────────────────────────────
+
+    def read_boundaries(self, rows: pl.DataFrame) -> None:
+        """Read BEGINs and ENDs, in the order of the log."""
+        self._check_one_partition(rows)
+        applied = self._applied(rows["id"].to_list() + self.begun + self.ended)
+        waiting = {name for name, _, _ in self.pending}
+        places = offset_in(rows[ORDER].to_numpy()).tolist()
+        columns = zip(rows["status"], rows["id"], rows["counts"].to_list(), places, strict=True)
+        for status, name, counts, place in columns:
+            if status == "BEGIN":
+                if name not in self.begun:
+                    self.begun.append(name)
+                continue
+            begun = self._begun(name)
+            if begun in applied or begun in waiting:
+                continue
+            waiting.add(begun)
+            found = self._counts_of_tables(counts)
+            self.pending.append([begun, place, found])
+
+    def _check_one_partition(self, rows: pl.DataFrame) -> None:
+        found = set(partition_in(rows[ORDER].to_numpy()).tolist())
+        found.add(self.state.values.setdefault("partition", min(found)))
+        if len(found) > 1:
+            raise UserCodeError(
+                f"step {self.operator.name!r} has records of transactions in the partitions "
+                f"{', '.join(map(str, sorted(found)))}. Their order is that of the transactions, so all must "
+                "be in one: give the topic one partition, as Debezium's documentation says.",
+                step=self.operator.name,
+            )
+
+    def _begun(self, name: str) -> str:
+        """Return the id of the BEGIN that an END belongs to, which is over then."""
+        if name not in self.begun:
+            stem = _stem(name)
+            alike = [one for one in self.begun if stem is not None and _stem(one) == stem]
+            if not alike:  # one that was sent again, unless its BEGIN is not in the log
+                again = [one for one in self.ended if stem is not None and _stem(one) == stem]
+                return again[-1] if again else name
+            name = alike[-1]
+        self.begun.remove(name)
+        self.ended.append(name)
+        return name
+
+    def _counts_of_tables(self, counts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+        found: Counter[str] = Counter()
+        for one in counts:
+            for table, collection in enumerate(self.operator.collections):
+                if one["name"] == collection:
+                    found[str(table)] += one["n"]
+        return dict(found)
+
+    def read_records(self, table: int, rows: pl.DataFrame) -> None:
+        """Count the records of a table, and note their runs."""
+        order = rows[ORDER].to_numpy()
+        names = rows[TRANSACTION].to_list()
+        applied = self._applied([name for name in names if name is not None])
+        columns = zip(
+            names,
+            rows[TOTAL].to_list(),
+            rows[KEYLESS].to_list(),
+            partition_in(order).tolist(),
+            offset_in(order).tolist(),
+            strict=True,
+        )
+        for name, total, keyless, partition, offset in columns:
+            if name in applied:
+                self.dropped[name] = None
+                continue
+            if name is not None:
+                self._count(name, str(table), total, None if keyless else str(partition))
+            runs = self.runs.setdefault(f"{table}/{partition}", [])
+            if runs and runs[-1][0] == name and runs[-1][3] is None:
+                runs[-1][1:3] = [max(total or 0, runs[-1][1]), offset + 1]
+            else:
+                runs.append([name, total or 0, offset + 1, None])
+
+    def _count(self, name: str, table: str, total: int, partition: str | None) -> None:
+        tables = self.counts.setdefault(name, {})
+        known = tables.setdefault(table, {"n": 0, "last": {}, "free": []})
+        if partition is None:
+            if total not in known["free"]:
+                known["free"].append(total)
+                known["n"] += 1
+        elif total > known["last"].get(partition, -1):
+            known["last"][partition] = total
+            known["n"] += 1
+
+    # ── what follows ────────────────────────────────────────────────────────────────────────
+
+    def decide(self) -> None:
+        """Say which transactions are due, and which records outside of them."""
+        for name in self.dropped:
+            self._say(transaction=name)
+        due: dict[str, int] = {}
+        while self.pending and (complete := self._complete(self.pending[0])) is not None:
+            due[complete] = self.pending.pop(0)[1]
+            self.counts.pop(complete, None)
+        for name, commit in due.items():
+            self._say(transaction=name, commit=commit)
+        self._remember(list(due.items()))
+        for place in list(self.runs):
+            self._pass(place, due)
+
+    def _complete(self, end: list[Any]) -> str | None:
+        """Return the id of a transaction by its records, if all of them were read."""
+        name: str = end[0]
+        wanted: dict[str, int] = end[2]
+        if name not in self.counts and (stem := _stem(name)) is not None:
+            name = next((known for known in self.counts if _stem(known) == stem), name)
+        counts = self.counts.get(name, {})
+        complete = all(counts.get(table, {"n": 0})["n"] >= n for table, n in wanted.items())
+        return name if complete else None
+
+    def _pass(self, place: str, due: Mapping[str, int]) -> None:
+        """Pass the runs of a partition that are decided; say up to where records outside of transactions are."""
+        table, partition = map(int, place.split("/"))
+        runs = self.runs[place]
+        for run in runs:
+            if run[0] in due:
+                run[3] = due[run[0]]
+        while runs and (runs[0][0] is None or runs[0][3] is not None):
+            name, total, floor, commit = runs.pop(0)
+            last = self.last.setdefault(place, [-1, -1])
+            if name is None:
+                self._say(
+                    table=table, partition=partition, floor=floor, commit=last[0], total=last[1]
+                )
+            else:
+                self.last[place] = max(last, [commit, total])
+
+    def _say(
+        self,
+        *,
+        table: int | None = None,
+        transaction: str | None = None,
+        partition: int | None = None,
+        floor: int | None = None,
+        commit: int | None = None,
+        total: int | None = None,
+    ) -> None:
+        self.decisions.append((table, transaction, partition, floor, commit, total, 0))
+
+
+def _stem(name: str) -> str | None:
+    """Return the number of a transaction that an id begins with, where it is one such as PostgreSQL's."""
+    found = _NUMBERED.fullmatch(name)
+    return None if found is None else found[1]
