@@ -18,7 +18,7 @@ from millstream.ops.reset import find_footprint, reset
 from millstream.spark.stages import run_files
 from millstream.spark.stages.executor import _run_names
 from millstream.spark.stages.run_files import object_name
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 HERE = Path(__file__).parent
 SOURCE = Path(testing.__file__).parents[2]
@@ -61,7 +61,7 @@ def minutes(folder):
 
 
 def named(folder):
-    with StateStore(folder / "apps/counts/views.db", readonly=True) as store:
+    with SqliteStateStore(folder / "apps/counts/views.db", readonly=True) as store:
         state = store.state_manifests("counts", "main")
         return {object_name(name) for each in state.values() for name in _run_names(each)}
 

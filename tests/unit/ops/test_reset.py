@@ -35,7 +35,7 @@ from millstream.views.commit.open_committer import open_committer
 from millstream.views.commit.pipeline_graph import pipeline_graph
 from millstream.views.runs.control_files import check_no_reset, hold_run_lock, reset_marker
 from millstream.views.sink import RunStart
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 COLUMNS = (("k", pl.String()), ("n", pl.Int64()))
 
@@ -371,7 +371,7 @@ def test_objects_of_the_state_are_counted_and_removed_and_those_of_others_stay(
     place, other = (new_place("app", parse_state_url(state_url)) for _ in range(2))
     world = World(tmp_path)
     world.batches("one")
-    with closing(StateStore(world.app / "views.db")) as store:
+    with closing(SqliteStateStore(world.app / "views.db")) as store:
         store.put_description("app", DESCRIPTION, place.to_message())
     for each in (place, other):
         runs = each.open("runs")
@@ -391,7 +391,7 @@ def test_a_reset_that_cannot_remove_the_objects_can_be_repeated(tmp_path, s3, s3
     place = new_place("app", parse_state_url(s3_url))
     world = World(tmp_path)
     world.batches("one")
-    with closing(StateStore(world.app / "views.db")) as store:
+    with closing(SqliteStateStore(world.app / "views.db")) as store:
         store.put_description("app", DESCRIPTION, place.to_message())
     runs = place.open("runs")
     runs.put("1-a", lambda file: file.write(b"x"))

@@ -61,7 +61,7 @@ def test_a_run_that_was_replaced_says_so_and_not_what_else_failed_by_it(
     query = SimpleNamespace(exception=lambda: swept, stop=lambda: None)
     monkeypatch.setattr(_Query, "_start", lambda _: query)
     monkeypatch.setattr(_Query, "_wait", lambda *_: "caught-up")
-    sink = SimpleNamespace(committer=targets, error=None)
+    sink = SimpleNamespace(committer=targets, error=None, stages=None)
     options = SimpleNamespace(on_phase=lambda _: None)
     run = _Query(SimpleNamespace(app="app", folder=tmp_path), options, None, None, sink, None)
     if replaced:

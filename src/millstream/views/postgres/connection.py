@@ -54,7 +54,7 @@ def _driver() -> Any:
         import psycopg  # noqa: PLC0415 - an extra: only those who use PostgreSQL have it
     except ImportError as error:
         raise EnvironmentProblem(
-            "A view is kept in PostgreSQL, and its driver is not installed. Install it with "
+            "Views or state are kept in PostgreSQL, and its driver is not installed. Install it with "
             'pip install "millstream[postgres]".'
         ) from error
     return psycopg
