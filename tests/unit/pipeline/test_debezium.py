@@ -243,6 +243,18 @@ def test_a_transaction_of_a_record_that_cannot_be_read_at_all_waits():
     assert rows_of(out) == {"users": [(1, "a", "A"), (3, "c", "C")], "orders": [(2, "b", "B")]}
 
 
+def test_a_record_replayed_behind_others_of_its_transaction_counts_for_it():
+    first, second = (
+        Change(USERS, "c", key, "a", "A", transaction="9:1", total=key).row() for key in (1, 2)
+    )
+    boundaries = [BEGIN, boundary("END", "9:1", {USERS: 2})]
+    rows = [Row(b"{", key='{"id": 1}'), second, first]
+    out = testing.replay(
+        app_of(WHOLE), {USERS: rows, TRANSACTIONS: boundaries}, batchings=5, partitions=(1,)
+    )
+    assert rows_of(out)["users"] == [(1, "a", "A"), (2, "a", "A")]
+
+
 def test_a_transaction_without_a_begin_in_the_log_is_found_by_its_number():
     out = testing.replay(app_of(WHOLE), {**OF_BOTH, TRANSACTIONS: [END]}, batchings=5)
     assert rows_of(out) == {"users": [(1, "a", "A")], "orders": [(2, "b", "B")]}

@@ -9,9 +9,8 @@ Records bear the id of the BEGIN. Debezium's END may have another behind the col
 of the same id, or else to the last one that has the same number of the transaction (such as PostgreSQL's), or, if
 there is none, to the records that have.
 
-Connectors send again what they did not know to be written: the same record, so to the same partition, with
-the same place in its transaction. Within a transaction such a record does not count twice; if it is
-of a transaction that was applied, it is dropped. The ids of about a million transactions are remembered.
+Connectors send again what they did not know to be written: the same record, with the same place in its
+transaction. Within a transaction no place counts twice; a record of a transaction that was applied is dropped. The ids of about a million transactions are remembered.
 
 A record outside of a transaction is due once all records before it in its partition are. For each partition the
 runs of records that are not decided are kept, a few numbers each.
@@ -20,16 +19,18 @@ runs of records that are not decided are kept, a few numbers each.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from millstream.errors import UserCodeError
-from millstream.kernels.decode.captured import KEYLESS, TOTAL, TRANSACTION
+from millstream.kernels.decode.captured import TOTAL, TRANSACTION
 from millstream.kernels.frames import EXTRA, HASH, KIND, ORDER, TIME
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.operator_base import OperatorBase
@@ -77,7 +78,7 @@ class Transactions(OperatorBase):
             return Prepared(rows[["status", "id", "counts", ORDER]], counts={"held": rows.height})
         # Of a record that became several rows, one stands for it: those that are not extra, or have no other.
         own = ~rows[EXTRA] | rows[KIND].is_in(["mark", "spoil"])
-        kept = rows.filter(own)[[ORDER, TRANSACTION, TOTAL, KEYLESS]]
+        kept = rows.filter(own)[[ORDER, TRANSACTION, TOTAL]]
         counts = {"held": kept.height, "filtered": rows.height - kept.height}
         return Prepared(kept, counts=counts)
 
@@ -127,8 +128,8 @@ class _TransactionBatch:
         self.ended: list[str] = values.get("ended", [])
         # ENDs whose transactions are not applied: [id, place, count by table].
         self.pending: list[list[Any]] = values.get("pending", [])
-        # transaction → table → how many records, the last place by partition, and those without a key.
-        self.counts: dict[str, dict[str, dict[str, Any]]] = values.get("counts", {})
+        # transaction → the places of its records that were read, as runs, and how many there are by table.
+        self.counts: dict[str, dict[str, Any]] = values.get("counts", {})
         # "table/partition" → its runs, and the version of the last record that was applied.
         self.runs: dict[str, list[_Run]] = values.get("runs", {})
         self.last: dict[str, list[int]] = values.get("last", {})
@@ -232,33 +233,26 @@ class _TransactionBatch:
         columns = zip(
             names,
             rows[TOTAL].to_list(),
-            rows[KEYLESS].to_list(),
             partition_in(order).tolist(),
             offset_in(order).tolist(),
             strict=True,
         )
-        for name, total, keyless, partition, offset in columns:
+        for name, total, partition, offset in columns:
             if name in applied:
                 self.dropped[name] = None
                 continue
             if name is not None:
-                self._count(name, str(table), total, None if keyless else str(partition))
+                self._count(name, str(table), total)
             runs = self.runs.setdefault(f"{table}/{partition}", [])
             if runs and runs[-1][0] == name and runs[-1][3] is None:
                 runs[-1][1:3] = [max(total or 0, runs[-1][1]), offset + 1]
             else:
                 runs.append([name, total or 0, offset + 1, None])
 
-    def _count(self, name: str, table: str, total: int, partition: str | None) -> None:
-        tables = self.counts.setdefault(name, {})
-        known = tables.setdefault(table, {"n": 0, "last": {}, "free": []})
-        if partition is None:
-            if total not in known["free"]:
-                known["free"].append(total)
-                known["n"] += 1
-        elif total > known["last"].get(partition, -1):
-            known["last"][partition] = total
-            known["n"] += 1
+    def _count(self, name: str, table: str, total: int) -> None:
+        known = self.counts.setdefault(name, {"seen": [], "n": {}})
+        if _add_place(known["seen"], total):
+            known["n"][table] = known["n"].get(table, 0) + 1
 
     # ── what follows ────────────────────────────────────────────────────────────────────────
 
@@ -282,8 +276,8 @@ class _TransactionBatch:
         wanted: dict[str, int] = end[2]
         if name not in self.counts and (stem := _stem(name)) is not None:
             name = next((known for known in self.counts if _stem(known) == stem), name)
-        counts = self.counts.get(name, {})
-        complete = all(counts.get(table, {"n": 0})["n"] >= n for table, n in wanted.items())
+        counts = self.counts[name]["n"] if name in self.counts else {}
+        complete = all(counts.get(table, 0) >= n for table, n in wanted.items())
         return name if complete else None
 
     def _pass(self, place: str, due: Mapping[str, int]) -> None:
@@ -314,6 +308,24 @@ class _TransactionBatch:
         total: int | None = None,
     ) -> None:
         self.decisions.append((table, transaction, partition, floor, commit, total, 0))
+
+
+def _add_place(runs: list[list[int]], place: int) -> bool:
+    """Add a place to runs ``[first, behind the last]`` of places; return whether it is new."""
+    at = bisect_right(runs, place, key=itemgetter(0))
+    if at and place < runs[at - 1][1]:
+        return False
+    joins_before = at > 0 and runs[at - 1][1] == place
+    joins_behind = at < len(runs) and runs[at][0] == place + 1
+    if joins_before and joins_behind:
+        runs[at - 1][1] = runs.pop(at)[1]
+    elif joins_before:
+        runs[at - 1][1] = place + 1
+    elif joins_behind:
+        runs[at][0] = place
+    else:
+        runs.insert(at, [place, place + 1])
+    return True
 
 
 def _stem(name: str) -> str | None:
