@@ -282,6 +282,24 @@ def test_records_of_transactions_in_two_partitions_stop_the_job(monkeypatch):
         testing.run(app_of(WHOLE), {**OF_BOTH, TRANSACTIONS: rows}, partitions=2)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_table_that_no_end_names_stops_the_job(seed):
+    """Else each record that is read behind its END would be dropped, as one of an applied transaction."""
+    app = ms.App("shop", log="unused")
+    misspelt = ms.debezium(transactions=TRANSACTIONS, collection="public.usres")
+    app.table(USERS, SCHEMA, key="id", envelope=misspelt).view("users")
+    with pytest.raises(UserCodeError, match="'public.usres'.*debezium\\(collection=…\\)"):
+        testing.run(app, {USERS: OF_BOTH[USERS], TRANSACTIONS: [BEGIN, END]}, batches=4, seed=seed)
+
+
+def test_an_end_that_comes_again_without_a_begin_changes_nothing():
+    later = Change(USERS, "c", 3, "c", "C", transaction="10:1", total=1).row()
+    boundaries = [END, END, boundary("BEGIN", "10:1"), boundary("END", "10:1", {USERS: 1})]
+    inputs = {**OF_BOTH, USERS: [*OF_BOTH[USERS], later], TRANSACTIONS: boundaries}
+    out = testing.replay(app_of(WHOLE), inputs, batchings=9)
+    assert rows_of(out) == {"users": [(1, "a", "A"), (3, "c", "C")], "orders": [(2, "b", "B")]}
+
+
 def test_a_record_outside_of_transactions_waits_for_those_before_it():
     rows = [
         *OF_BOTH[USERS],

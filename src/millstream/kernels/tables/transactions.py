@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -51,6 +51,7 @@ DECISIONS: Mapping[str, pl.DataType] = {
 
 _NUMBERED = re.compile(r"(\d+):\d+")
 _ID = "id"
+_TABLES = "tables"  # String: the numbers of those that the END counts records of
 _REMEMBERED_SLOTS = 16
 _SLOT_WIDTH = 1 << 17  # places of ENDs; every other record is a BEGIN
 _FAMILY = "applied"
@@ -148,29 +149,47 @@ class _TransactionBatch:
 
     # ── what was applied ────────────────────────────────────────────────────────────────────
 
-    def _applied(self, names: Sequence[str]) -> set[str]:
-        """Return which transactions were applied."""
+    def _applied(self, names: Sequence[str]) -> dict[str, frozenset[str]]:
+        """Return which transactions were applied, and of which tables their ENDs named records."""
         frame = pl.DataFrame({_ID: list(dict.fromkeys(names))}, schema={_ID: pl.String})
         hashes = np.unique(hash_columns(frame, (_ID,)))
         kept = self.state.runs(_FAMILY)
-        found: set[str] = set()
+        found: dict[str, frozenset[str]] = {}
         for slot in kept.slots:
             for rows in kept.look_up(slot, hashes):
-                found.update(rows[_ID].to_list())
-        return found & set(names)
+                for name, tables in rows[[_ID, _TABLES]].iter_rows():
+                    found[name] = frozenset(tables.split())
+        wanted = set(names)
+        return {name: tables for name, tables in found.items() if name in wanted}
 
-    def _remember(self, applied: Sequence[tuple[str, int]]) -> None:
+    def _remember(self, applied: Sequence[tuple[str, int, str]]) -> None:
         kept = self.state.runs(_FAMILY)
-        by_slot: dict[int, list[str]] = {}
-        for name, commit in applied:
-            by_slot.setdefault(commit // _SLOT_WIDTH, []).append(name)
+        by_slot: dict[int, list[tuple[str, str]]] = {}
+        for name, commit, tables in applied:
+            by_slot.setdefault(commit // _SLOT_WIDTH, []).append((name, tables))
         for slot, names in by_slot.items():
-            rows = pl.DataFrame({_ID: names}, schema={_ID: pl.String})
+            rows = pl.DataFrame(names, schema={_ID: pl.String, _TABLES: pl.String}, orient="row")
             rows = rows.hstack([pl.Series(HASH, hash_columns(rows, (_ID,)))])
             kept.add(slot, rows, lambda rows: rows)
         newest = max(kept.slots, default=0)
         for slot in [slot for slot in kept.slots if slot <= newest - _REMEMBERED_SLOTS]:
             kept.drop_slot(slot)
+
+    def _check_counted(self, name: str, table: str, counted: Collection[str]) -> None:
+        """Make sure that the END of a transaction counts the records of a table that has some.
+
+        Raises:
+            UserCodeError: it does not, so it names the table otherwise.
+        """
+        if table in counted:
+            return
+        collection = self.operator.collections[int(table)]
+        raise UserCodeError(
+            f"step {self.operator.name!r} has a record of transaction {name!r} whose END counts none of "
+            f"{collection!r}, so nothing says when that table has all of it. Give the table's name as an END has "
+            "it in data_collections: debezium(collection=…).",
+            step=self.operator.name,
+        )
 
     # ── what comes ──────────────────────────────────────────────────────────────────────────
 
@@ -221,7 +240,7 @@ class _TransactionBatch:
         found: Counter[str] = Counter()
         for one in counts:
             for table, collection in enumerate(self.operator.collections):
-                if one["name"] == collection:
+                if one["name"] == collection and one["n"]:
                     found[str(table)] += one["n"]
         return dict(found)
 
@@ -239,6 +258,7 @@ class _TransactionBatch:
         )
         for name, total, partition, offset in columns:
             if name in applied:
+                self._check_counted(name, str(table), applied[name])
                 self.dropped[name] = None
                 continue
             if name is not None:
@@ -261,12 +281,18 @@ class _TransactionBatch:
         for name in self.dropped:
             self._say(transaction=name)
         due: dict[str, int] = {}
+        applied: list[tuple[str, int, str]] = []
         while self.pending and (complete := self._complete(self.pending[0])) is not None:
-            due[complete] = self.pending.pop(0)[1]
-            self.counts.pop(complete, None)
+            end, commit, wanted = self.pending.pop(0)
+            for table in self.counts.pop(complete, {"n": ()})["n"]:
+                self._check_counted(complete, table, wanted)
+            if complete != end:  # an END that is sent again is known by this
+                self.ended.append(complete)
+            due[complete] = commit
+            applied.append((complete, commit, " ".join(wanted)))
         for name, commit in due.items():
             self._say(transaction=name, commit=commit)
-        self._remember(list(due.items()))
+        self._remember(applied)
         for place in list(self.runs):
             self._pass(place, due)
 
