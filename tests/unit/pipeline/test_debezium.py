@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import polars as pl
 import pytest
@@ -288,7 +288,7 @@ def test_a_table_that_no_end_names_stops_the_job(seed):
     app = ms.App("shop", log="unused")
     misspelt = ms.debezium(transactions=TRANSACTIONS, collection="public.usres")
     app.table(USERS, SCHEMA, key="id", envelope=misspelt).view("users")
-    with pytest.raises(UserCodeError, match="'public.usres'.*debezium\\(collection=…\\)"):
+    with pytest.raises(UserCodeError, match=r"'public.usres'.*debezium\(collection=…\)"):
         testing.run(app, {USERS: OF_BOTH[USERS], TRANSACTIONS: [BEGIN, END]}, batches=4, seed=seed)
 
 
@@ -517,6 +517,18 @@ def test_a_table_by_transactions_is_looked_up_as_whole_transactions_made_it():
     assert out["meant"].rows() == [(1, "a", "A", "b")]
     out = testing.run(app, {**inputs, TRANSACTIONS: ends[:1]})
     assert out["clicks"].rows() == [(1, None, None)]
+
+
+@pytest.mark.parametrize(
+    ("unit", "seconds"),
+    [(None, 3.6), ("ms", 3.6), ("us", 3.6), ({"v": "ms"}, 3600), ({"v": "us"}, 3.6)],
+)
+def test_a_unit_that_is_given_for_a_column_of_durations_is_theirs(unit, seconds):
+    """For all columns of times it is not: intervals are in microseconds whatever those are in."""
+    row = record("c", None, {"id": 1, "v": 3_600_000})
+    schema = {"id": int, "v": timedelta}
+    rows, dead = users_of([row], ms.debezium(time_unit=unit), schema)
+    assert (rows, dead) == ([(1, timedelta(seconds=seconds))], [])
 
 
 def test_a_column_may_be_the_time_and_rows_without_it_are_dead_letters():
