@@ -243,6 +243,19 @@ def test_a_transaction_of_a_record_that_cannot_be_read_at_all_waits():
     assert rows_of(out) == {"users": [(1, "a", "A"), (3, "c", "C")], "orders": [(2, "b", "B")]}
 
 
+@pytest.mark.parametrize(("transaction", "users"), [("9:1", []), (None, [(1, "a", "A")])])
+def test_a_dead_letter_of_a_transaction_is_replayed_without_it(transaction, users):
+    """With its id it is one that was sent again, whether the transaction was applied by then or not."""
+    good = Change(USERS, "c", 1, "a", "A", transaction="9:1", total=1).row()
+    bad = json.loads(json.dumps(good.values))
+    bad["after"]["name"] = 7
+    good.values["transaction"] = good.values["transaction"] if transaction else None
+    rows = [replace(good, values=bad), good]
+    out = testing.replay(app_of(WHOLE), {**OF_BOTH, USERS: rows}, batchings=9)
+    assert rows_of(out) == {"users": users, "orders": [(2, "b", "B")]}
+    assert out.dead.height == 1
+
+
 def test_a_record_replayed_behind_others_of_its_transaction_counts_for_it():
     first, second = (
         Change(USERS, "c", key, "a", "A", transaction="9:1", total=key).row() for key in (1, 2)

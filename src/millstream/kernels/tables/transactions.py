@@ -135,6 +135,8 @@ class _TransactionBatch:
         self.runs: dict[str, list[_Run]] = values.get("runs", {})
         self.last: dict[str, list[int]] = values.get("last", {})
         self.dropped: dict[str, None] = {}
+        # The names in `counts` by their stems.
+        self.counted_by_stem: dict[str | None, list[str]] = {}
 
     def store(self) -> None:
         """Keep what is known."""
@@ -280,6 +282,8 @@ class _TransactionBatch:
         """Say which transactions are due, and which records outside of them."""
         for name in self.dropped:
             self._say(transaction=name)
+        for name in self.counts:
+            self.counted_by_stem.setdefault(_stem(name), []).append(name)
         due: dict[str, int] = {}
         applied: list[tuple[str, int, str]] = []
         while self.pending and (complete := self._complete(self.pending[0])) is not None:
@@ -301,7 +305,8 @@ class _TransactionBatch:
         name: str = end[0]
         wanted: dict[str, int] = end[2]
         if name not in self.counts and (stem := _stem(name)) is not None:
-            name = next((known for known in self.counts if _stem(known) == stem), name)
+            alike = self.counted_by_stem.get(stem, ())
+            name = next((known for known in alike if known in self.counts), name)
         counts = self.counts[name]["n"] if name in self.counts else {}
         complete = all(counts.get(table, 0) >= n for table, n in wanted.items())
         return name if complete else None
