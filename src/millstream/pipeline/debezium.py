@@ -80,7 +80,8 @@ def debezium(
             ``"double"``: a JSON number.
         scale: The number of decimal places, of all such columns or by column.
         time_unit: What a number in a column of datetimes or times of day counts: ``"ms"``, ``"us"`` or
-            ``"ns"``, for all such columns or by column.
+            ``"ns"``, for all such columns or by column. Durations count microseconds, unless all is in
+            ``"ns"``, or one is given for the column.
         placeholder: What stands for a value that the connector did not get: its ``unavailable.value.placeholder``.
 
     Records that carry their schema (``schemas.enable``) say these themselves, and need none of the last
@@ -301,8 +302,16 @@ def _encodings(
                 options.decimals,
                 of(options.scale, one.name),  # type: ignore[arg-type]
                 of(options.time_unit, one.name),  # type: ignore[arg-type]
+                _duration_unit(options.time_unit, one.name),
             ),
         )
         for one in fields
     )
     return tuple(pair for pair in encodings if pair[1] != ColumnEncoding())
+
+
+def _duration_unit(given: TimeUnit | Mapping[str, TimeUnit] | None, column: str) -> TimeUnit:
+    """Return what a column of durations counts: intervals are in microseconds where times are in milliseconds."""
+    if isinstance(given, Mapping):
+        return given.get(column) or "us"
+    return "ns" if given == "ns" else "us"

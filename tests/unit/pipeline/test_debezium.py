@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import polars as pl
 import pytest
@@ -243,6 +243,31 @@ def test_a_transaction_of_a_record_that_cannot_be_read_at_all_waits():
     assert rows_of(out) == {"users": [(1, "a", "A"), (3, "c", "C")], "orders": [(2, "b", "B")]}
 
 
+@pytest.mark.parametrize(("transaction", "users"), [("9:1", []), (None, [(1, "a", "A")])])
+def test_a_dead_letter_of_a_transaction_is_replayed_without_it(transaction, users):
+    """With its id it is one that was sent again, whether the transaction was applied by then or not."""
+    good = Change(USERS, "c", 1, "a", "A", transaction="9:1", total=1).row()
+    bad = json.loads(json.dumps(good.values))
+    bad["after"]["name"] = 7
+    good.values["transaction"] = good.values["transaction"] if transaction else None
+    rows = [replace(good, values=bad), good]
+    out = testing.replay(app_of(WHOLE), {**OF_BOTH, USERS: rows}, batchings=9)
+    assert rows_of(out) == {"users": users, "orders": [(2, "b", "B")]}
+    assert out.dead.height == 1
+
+
+def test_a_record_replayed_behind_others_of_its_transaction_counts_for_it():
+    first, second = (
+        Change(USERS, "c", key, "a", "A", transaction="9:1", total=key).row() for key in (1, 2)
+    )
+    boundaries = [BEGIN, boundary("END", "9:1", {USERS: 2})]
+    rows = [Row(b"{", key='{"id": 1}'), second, first]
+    out = testing.replay(
+        app_of(WHOLE), {USERS: rows, TRANSACTIONS: boundaries}, batchings=5, partitions=(1,)
+    )
+    assert rows_of(out)["users"] == [(1, "a", "A"), (2, "a", "A")]
+
+
 def test_a_transaction_without_a_begin_in_the_log_is_found_by_its_number():
     out = testing.replay(app_of(WHOLE), {**OF_BOTH, TRANSACTIONS: [END]}, batchings=5)
     assert rows_of(out) == {"users": [(1, "a", "A")], "orders": [(2, "b", "B")]}
@@ -268,6 +293,24 @@ def test_records_of_transactions_in_two_partitions_stop_the_job(monkeypatch):
     rows = [replace(BEGIN, partition=0), replace(END, partition=1)]
     with pytest.raises(UserCodeError, match="partitions 0, 1"):
         testing.run(app_of(WHOLE), {**OF_BOTH, TRANSACTIONS: rows}, partitions=2)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_table_that_no_end_names_stops_the_job(seed):
+    """Else each record that is read behind its END would be dropped, as one of an applied transaction."""
+    app = ms.App("shop", log="unused")
+    misspelt = ms.debezium(transactions=TRANSACTIONS, collection="public.usres")
+    app.table(USERS, SCHEMA, key="id", envelope=misspelt).view("users")
+    with pytest.raises(UserCodeError, match=r"'public.usres'.*debezium\(collection=…\)"):
+        testing.run(app, {USERS: OF_BOTH[USERS], TRANSACTIONS: [BEGIN, END]}, batches=4, seed=seed)
+
+
+def test_an_end_that_comes_again_without_a_begin_changes_nothing():
+    later = Change(USERS, "c", 3, "c", "C", transaction="10:1", total=1).row()
+    boundaries = [END, END, boundary("BEGIN", "10:1"), boundary("END", "10:1", {USERS: 1})]
+    inputs = {**OF_BOTH, USERS: [*OF_BOTH[USERS], later], TRANSACTIONS: boundaries}
+    out = testing.replay(app_of(WHOLE), inputs, batchings=9)
+    assert rows_of(out) == {"users": [(1, "a", "A"), (3, "c", "C")], "orders": [(2, "b", "B")]}
 
 
 def test_a_record_outside_of_transactions_waits_for_those_before_it():
@@ -514,6 +557,18 @@ def test_a_table_by_transactions_is_looked_up_as_whole_transactions_made_it():
     assert out["meant"].rows() == [(1, "a", "A", "b")]
     out = testing.run(app, {**inputs, TRANSACTIONS: ends[:1]})
     assert out["clicks"].rows() == [(1, None, None)]
+
+
+@pytest.mark.parametrize(
+    ("unit", "seconds"),
+    [(None, 3.6), ("ms", 3.6), ("us", 3.6), ({"v": "ms"}, 3600), ({"v": "us"}, 3.6)],
+)
+def test_a_unit_that_is_given_for_a_column_of_durations_is_theirs(unit, seconds):
+    """For all columns of times it is not: intervals are in microseconds whatever those are in."""
+    row = record("c", None, {"id": 1, "v": 3_600_000})
+    schema = {"id": int, "v": timedelta}
+    rows, dead = users_of([row], ms.debezium(time_unit=unit), schema)
+    assert (rows, dead) == ([(1, timedelta(seconds=seconds))], [])
 
 
 def test_a_column_may_be_the_time_and_rows_without_it_are_dead_letters():

@@ -33,7 +33,6 @@ CapturedKind = Literal["upsert", "delete", "truncate", "move", "carry", "spoil",
 UNAVAILABLE = "__unavailable"  # List(String): the columns whose values the record leaves out
 TRANSACTION = "__transaction"  # String: the id of the record's transaction, if it has one
 TOTAL = "__total"  # Int64: the place of the record in its transaction
-KEYLESS = "__keyless"  # Boolean: the record has no key, so its partition follows from nothing
 COMMITTED = "__committed"  # Datetime: when the change was made, according to the source
 
 _COLUMNS = pa.schema(
@@ -42,7 +41,6 @@ _COLUMNS = pa.schema(
         (UNAVAILABLE, pa.list_(pa.string())),
         (TRANSACTION, pa.string()),
         (TOTAL, pa.int64()),
-        (KEYLESS, pa.bool_()),
         (COMMITTED, pa.timestamp("us", "UTC")),
         (EXTRA, pa.bool_()),
         (DELETED, pa.bool_()),
@@ -59,7 +57,6 @@ class CapturedRow:
     unavailable: Sequence[str] = ()
     transaction: str | None = None
     total: int | None = None
-    keyless: bool = False
     committed: datetime | None = None
     extra: bool = False
 
@@ -72,7 +69,6 @@ def captured_table(rows: Sequence[CapturedRow], fields: tuple[Field, ...]) -> pa
         [list(row.unavailable) for row in rows],
         [row.transaction for row in rows],
         [row.total for row in rows],
-        [row.keyless for row in rows],
         [row.committed for row in rows],
         [row.extra for row in rows],
         [row.kind != "upsert" for row in rows],

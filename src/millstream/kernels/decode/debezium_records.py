@@ -95,7 +95,6 @@ class DebeziumDecoder:
                 errors.append((at, reason))
             for row in made:
                 row.committed = row.committed or times[at]
-                row.keyless = key is None
             rows += made
             good += [at] * len(made)
         table = captured_table(rows, self.fields)

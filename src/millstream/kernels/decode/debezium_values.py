@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Literal
@@ -30,6 +31,7 @@ PLACEHOLDER = "__debezium_unavailable_value"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_US = 86_400_000_000
 _US_PER_UNIT: dict[TimeUnit, int] = {"ms": 1000, "us": 1}
+_DAYS = {"io.debezium.time.Date", "org.apache.kafka.connect.data.Date"}
 _UNITS: dict[str, TimeUnit] = {
     "io.debezium.time.Timestamp": "ms",
     "io.debezium.time.MicroTimestamp": "us",
@@ -49,11 +51,16 @@ _WITH_ZONE = re.compile(r"(?:Z|[+-]00:?00)\Z")
 
 @dataclass(frozen=True)
 class ColumnEncoding:
-    """How a connector writes one column, as far as it was said: options of Debezium, by its names."""
+    """How a connector writes one column, as far as it was said: options of Debezium, by its names.
+
+    ``duration_unit`` is what numbers in a column of durations count; ``days``: in one of dates and datetimes, days.
+    """
 
     decimals: DecimalMode | None = None
     scale: int | None = None
     time_unit: TimeUnit | None = None
+    duration_unit: TimeUnit = "us"
+    days: bool = False
 
     def by_schema(self, schema: Mapping[str, Any] | None) -> ColumnEncoding:
         """Return the encoding that the record's own schema of the column says, or else this one."""
@@ -61,11 +68,13 @@ class ColumnEncoding:
             return self
         name = schema.get("name")
         if name == _DECIMAL:
-            return ColumnEncoding("precise", _scale(schema), self.time_unit)
+            return replace(self, decimals="precise", scale=_scale(schema))
         if name in _UNITS:
-            return ColumnEncoding(self.decimals, self.scale, _UNITS[name])
+            return replace(self, time_unit=_UNITS[name], duration_unit=_UNITS[name])
+        if name in _DAYS:
+            return replace(self, days=True)
         if name is None and schema.get("type") == "string":
-            return ColumnEncoding("string", None, self.time_unit)
+            return replace(self, decimals="string", scale=None)
         return self
 
 
@@ -73,11 +82,12 @@ def is_unavailable(value: Any, placeholder: str) -> bool:
     """Return whether a value stands for one that the connector did not get.
 
     It is text; in a column of bytes the base64 of it; in a column of lists a list with one of these, or with
-    its bytes as numbers; in a map a key and a value.
+    its bytes as numbers; in a map a key and a value, which may be text, as hstore's is.
     """
     encoded = placeholder.encode()
     if isinstance(value, str):
-        return value in (placeholder, base64.b64encode(encoded).decode())
+        in_map = json.dumps({placeholder: placeholder}, separators=(",", ":"), ensure_ascii=False)
+        return value in (placeholder, base64.b64encode(encoded).decode(), in_map)
     if isinstance(value, list):
         if len(value) == 1 and isinstance(value[0], str):
             return is_unavailable(value[0], placeholder)
@@ -129,6 +139,8 @@ def _date(value: Any, encoding: ColumnEncoding) -> Any:  # noqa: ARG001 - all ha
 def _datetime(value: Any, encoding: ColumnEncoding) -> Any:
     if not _is_whole(value):
         return value
+    if encoding.days:
+        return _EPOCH + timedelta(days=value)
     return _EPOCH + timedelta(microseconds=_microseconds(value, encoding))
 
 
@@ -144,7 +156,7 @@ def _time(value: Any, encoding: ColumnEncoding) -> Any:
 def _timedelta(value: Any, encoding: ColumnEncoding) -> Any:
     if not _is_whole(value):
         return value
-    known = encoding if encoding.time_unit == "ns" else ColumnEncoding(time_unit="us")
+    known = replace(encoding, time_unit=encoding.duration_unit)
     return timedelta(microseconds=_microseconds(value, known))
 
 

@@ -9,9 +9,8 @@ Records bear the id of the BEGIN. Debezium's END may have another behind the col
 of the same id, or else to the last one that has the same number of the transaction (such as PostgreSQL's), or, if
 there is none, to the records that have.
 
-Connectors send again what they did not know to be written: the same record, so to the same partition, with
-the same place in its transaction. Within a transaction such a record does not count twice; if it is
-of a transaction that was applied, it is dropped. The ids of about a million transactions are remembered.
+Connectors send again what they did not know to be written: the same record, with the same place in its
+transaction. Within a transaction no place counts twice; a record of a transaction that was applied is dropped. The ids of about a million transactions are remembered.
 
 A record outside of a transaction is due once all records before it in its partition are. For each partition the
 runs of records that are not decided are kept, a few numbers each.
@@ -20,16 +19,18 @@ runs of records that are not decided are kept, a few numbers each.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from millstream.errors import UserCodeError
-from millstream.kernels.decode.captured import KEYLESS, TOTAL, TRANSACTION
+from millstream.kernels.decode.captured import TOTAL, TRANSACTION
 from millstream.kernels.frames import EXTRA, HASH, KIND, ORDER, TIME
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.operator_base import OperatorBase
@@ -50,6 +51,7 @@ DECISIONS: Mapping[str, pl.DataType] = {
 
 _NUMBERED = re.compile(r"(\d+):\d+")
 _ID = "id"
+_TABLES = "tables"  # String: the numbers of those that the END counts records of
 _REMEMBERED_SLOTS = 16
 _SLOT_WIDTH = 1 << 17  # places of ENDs; every other record is a BEGIN
 _FAMILY = "applied"
@@ -77,7 +79,7 @@ class Transactions(OperatorBase):
             return Prepared(rows[["status", "id", "counts", ORDER]], counts={"held": rows.height})
         # Of a record that became several rows, one stands for it: those that are not extra, or have no other.
         own = ~rows[EXTRA] | rows[KIND].is_in(["mark", "spoil"])
-        kept = rows.filter(own)[[ORDER, TRANSACTION, TOTAL, KEYLESS]]
+        kept = rows.filter(own)[[ORDER, TRANSACTION, TOTAL]]
         counts = {"held": kept.height, "filtered": rows.height - kept.height}
         return Prepared(kept, counts=counts)
 
@@ -127,12 +129,14 @@ class _TransactionBatch:
         self.ended: list[str] = values.get("ended", [])
         # ENDs whose transactions are not applied: [id, place, count by table].
         self.pending: list[list[Any]] = values.get("pending", [])
-        # transaction → table → how many records, the last place by partition, and those without a key.
-        self.counts: dict[str, dict[str, dict[str, Any]]] = values.get("counts", {})
+        # transaction → the places of its records that were read, as runs, and how many there are by table.
+        self.counts: dict[str, dict[str, Any]] = values.get("counts", {})
         # "table/partition" → its runs, and the version of the last record that was applied.
         self.runs: dict[str, list[_Run]] = values.get("runs", {})
         self.last: dict[str, list[int]] = values.get("last", {})
         self.dropped: dict[str, None] = {}
+        # The names in `counts` by their stems.
+        self.counted_by_stem: dict[str | None, list[str]] = {}
 
     def store(self) -> None:
         """Keep what is known."""
@@ -147,29 +151,47 @@ class _TransactionBatch:
 
     # ── what was applied ────────────────────────────────────────────────────────────────────
 
-    def _applied(self, names: Sequence[str]) -> set[str]:
-        """Return which transactions were applied."""
+    def _applied(self, names: Sequence[str]) -> dict[str, frozenset[str]]:
+        """Return which transactions were applied, and of which tables their ENDs named records."""
         frame = pl.DataFrame({_ID: list(dict.fromkeys(names))}, schema={_ID: pl.String})
         hashes = np.unique(hash_columns(frame, (_ID,)))
         kept = self.state.runs(_FAMILY)
-        found: set[str] = set()
+        found: dict[str, frozenset[str]] = {}
         for slot in kept.slots:
             for rows in kept.look_up(slot, hashes):
-                found.update(rows[_ID].to_list())
-        return found & set(names)
+                for name, tables in rows[[_ID, _TABLES]].iter_rows():
+                    found[name] = frozenset(tables.split())
+        wanted = set(names)
+        return {name: tables for name, tables in found.items() if name in wanted}
 
-    def _remember(self, applied: Sequence[tuple[str, int]]) -> None:
+    def _remember(self, applied: Sequence[tuple[str, int, str]]) -> None:
         kept = self.state.runs(_FAMILY)
-        by_slot: dict[int, list[str]] = {}
-        for name, commit in applied:
-            by_slot.setdefault(commit // _SLOT_WIDTH, []).append(name)
+        by_slot: dict[int, list[tuple[str, str]]] = {}
+        for name, commit, tables in applied:
+            by_slot.setdefault(commit // _SLOT_WIDTH, []).append((name, tables))
         for slot, names in by_slot.items():
-            rows = pl.DataFrame({_ID: names}, schema={_ID: pl.String})
+            rows = pl.DataFrame(names, schema={_ID: pl.String, _TABLES: pl.String}, orient="row")
             rows = rows.hstack([pl.Series(HASH, hash_columns(rows, (_ID,)))])
             kept.add(slot, rows, lambda rows: rows)
         newest = max(kept.slots, default=0)
         for slot in [slot for slot in kept.slots if slot <= newest - _REMEMBERED_SLOTS]:
             kept.drop_slot(slot)
+
+    def _check_counted(self, name: str, table: str, counted: Collection[str]) -> None:
+        """Make sure that the END of a transaction counts the records of a table that has some.
+
+        Raises:
+            UserCodeError: it does not, so it names the table otherwise.
+        """
+        if table in counted:
+            return
+        collection = self.operator.collections[int(table)]
+        raise UserCodeError(
+            f"step {self.operator.name!r} has a record of transaction {name!r} whose END counts none of "
+            f"{collection!r}, so nothing says when that table has all of it. Give the table's name as an END has "
+            "it in data_collections: debezium(collection=…).",
+            step=self.operator.name,
+        )
 
     # ── what comes ──────────────────────────────────────────────────────────────────────────
 
@@ -220,7 +242,7 @@ class _TransactionBatch:
         found: Counter[str] = Counter()
         for one in counts:
             for table, collection in enumerate(self.operator.collections):
-                if one["name"] == collection:
+                if one["name"] == collection and one["n"]:
                     found[str(table)] += one["n"]
         return dict(found)
 
@@ -232,33 +254,27 @@ class _TransactionBatch:
         columns = zip(
             names,
             rows[TOTAL].to_list(),
-            rows[KEYLESS].to_list(),
             partition_in(order).tolist(),
             offset_in(order).tolist(),
             strict=True,
         )
-        for name, total, keyless, partition, offset in columns:
+        for name, total, partition, offset in columns:
             if name in applied:
+                self._check_counted(name, str(table), applied[name])
                 self.dropped[name] = None
                 continue
             if name is not None:
-                self._count(name, str(table), total, None if keyless else str(partition))
+                self._count(name, str(table), total)
             runs = self.runs.setdefault(f"{table}/{partition}", [])
             if runs and runs[-1][0] == name and runs[-1][3] is None:
                 runs[-1][1:3] = [max(total or 0, runs[-1][1]), offset + 1]
             else:
                 runs.append([name, total or 0, offset + 1, None])
 
-    def _count(self, name: str, table: str, total: int, partition: str | None) -> None:
-        tables = self.counts.setdefault(name, {})
-        known = tables.setdefault(table, {"n": 0, "last": {}, "free": []})
-        if partition is None:
-            if total not in known["free"]:
-                known["free"].append(total)
-                known["n"] += 1
-        elif total > known["last"].get(partition, -1):
-            known["last"][partition] = total
-            known["n"] += 1
+    def _count(self, name: str, table: str, total: int) -> None:
+        known = self.counts.setdefault(name, {"seen": [], "n": {}})
+        if _add_place(known["seen"], total):
+            known["n"][table] = known["n"].get(table, 0) + 1
 
     # ── what follows ────────────────────────────────────────────────────────────────────────
 
@@ -266,13 +282,21 @@ class _TransactionBatch:
         """Say which transactions are due, and which records outside of them."""
         for name in self.dropped:
             self._say(transaction=name)
+        for name in self.counts:
+            self.counted_by_stem.setdefault(_stem(name), []).append(name)
         due: dict[str, int] = {}
+        applied: list[tuple[str, int, str]] = []
         while self.pending and (complete := self._complete(self.pending[0])) is not None:
-            due[complete] = self.pending.pop(0)[1]
-            self.counts.pop(complete, None)
+            end, commit, wanted = self.pending.pop(0)
+            for table in self.counts.pop(complete, {"n": ()})["n"]:
+                self._check_counted(complete, table, wanted)
+            if complete != end:  # an END that is sent again is known by this
+                self.ended.append(complete)
+            due[complete] = commit
+            applied.append((complete, commit, " ".join(wanted)))
         for name, commit in due.items():
             self._say(transaction=name, commit=commit)
-        self._remember(list(due.items()))
+        self._remember(applied)
         for place in list(self.runs):
             self._pass(place, due)
 
@@ -281,9 +305,10 @@ class _TransactionBatch:
         name: str = end[0]
         wanted: dict[str, int] = end[2]
         if name not in self.counts and (stem := _stem(name)) is not None:
-            name = next((known for known in self.counts if _stem(known) == stem), name)
-        counts = self.counts.get(name, {})
-        complete = all(counts.get(table, {"n": 0})["n"] >= n for table, n in wanted.items())
+            alike = self.counted_by_stem.get(stem, ())
+            name = next((known for known in alike if known in self.counts), name)
+        counts = self.counts[name]["n"] if name in self.counts else {}
+        complete = all(counts.get(table, 0) >= n for table, n in wanted.items())
         return name if complete else None
 
     def _pass(self, place: str, due: Mapping[str, int]) -> None:
@@ -314,6 +339,24 @@ class _TransactionBatch:
         total: int | None = None,
     ) -> None:
         self.decisions.append((table, transaction, partition, floor, commit, total, 0))
+
+
+def _add_place(runs: list[list[int]], place: int) -> bool:
+    """Add a place to runs ``[first, behind the last]`` of places; return whether it is new."""
+    at = bisect_right(runs, place, key=itemgetter(0))
+    if at and place < runs[at - 1][1]:
+        return False
+    joins_before = at > 0 and runs[at - 1][1] == place
+    joins_behind = at < len(runs) and runs[at][0] == place + 1
+    if joins_before and joins_behind:
+        runs[at - 1][1] = runs.pop(at)[1]
+    elif joins_before:
+        runs[at - 1][1] = place + 1
+    elif joins_behind:
+        runs[at][0] = place
+    else:
+        runs.insert(at, [place, place + 1])
+    return True
 
 
 def _stem(name: str) -> str | None:

@@ -250,6 +250,14 @@ def test_what_cannot_be_read_is_said_with_its_column_and_value(kind, value, enco
         ),
         (datetime, 1767225600000123, {"name": "io.debezium.time.MicroTimestamp"}, COMMIT),
         (time, 28_800_000, {"name": "io.debezium.time.Time"}, time(8)),
+        (timedelta, 3_600_000, {"name": "org.apache.kafka.connect.data.Time"}, timedelta(hours=1)),
+        (timedelta, 3_600_000, {"name": "io.debezium.time.MicroDuration"}, timedelta(seconds=3.6)),
+        (
+            datetime,
+            20454,
+            {"name": "io.debezium.time.Date"},
+            COMMIT.replace(hour=0, minute=0, second=0, microsecond=0),
+        ),
     ],
 )
 def test_the_schema_of_a_record_says_how_its_values_are_written(kind, value, schema, plain):
@@ -266,6 +274,7 @@ def test_the_schema_of_a_record_says_how_its_values_are_written(kind, value, sch
         (list[str], [PLACEHOLDER]),
         (list[int], list(PLACEHOLDER.encode())),
         (dict[str, str], {PLACEHOLDER: PLACEHOLDER}),
+        (dict[str, str], f'{{"{PLACEHOLDER}":"{PLACEHOLDER}"}}'),
     ],
 )
 def test_every_form_of_an_unavailable_value_is_known(kind, value):
