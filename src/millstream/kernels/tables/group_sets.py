@@ -160,8 +160,7 @@ def new_ids(state: OperatorState, groups: pl.DataFrame, keys: Sequence[str]) -> 
     if not differs_from_previous(hashes[order]).all():
         named = {str(number): groups[key] for number, key in enumerate(keys)}
         by = pl.DataFrame({HASH: hashes, **named})
-        plain = [name for name in by.columns if not by.schema[name].is_nested()]
-        order = by.select(pl.arg_sort_by(plain, maintain_order=True)).to_series().to_numpy()
+        order = by.select(pl.arg_sort_by(by.columns)).to_series().to_numpy()
     ids = np.empty(groups.height, np.int64)
     ids[order] = np.arange(first, first + groups.height)
     return pl.Series(GROUP_ID, ids)
@@ -183,7 +182,10 @@ def _values_by_group(
     if codes is None or (codes == _NO_CODE).any():
         every = every.group_by(GROUP, _VALUE).agg(pl.col(_SETS).bitwise_or())
         every = every.hstack([pl.Series(GROUP_ID, ids[every[GROUP].to_numpy()])])
-        return sort_by_hash(every.hstack([pl.Series(HASH, _codes(every, ids, seed))]))
+        every = sort_by_hash(every.hstack([pl.Series(HASH, _codes(every, ids, seed))]))
+        if differs_from_previous(every[HASH].to_numpy()).all():
+            return every
+        return every.sort(HASH, GROUP_ID, _VALUE)  # group_by gives them in any order
     order = np.argsort(codes)
     codes = codes[order]
     first = np.flatnonzero(differs_from_previous(codes))

@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
 import polars as pl
 import pytest
 from bag_model import RUNS, bags, last_batch
@@ -15,6 +16,12 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from millstream import testing
+from millstream.kernels.frames import HASH
+from millstream.kernels.state.operator_state import OperatorState
+from millstream.kernels.state.sorted_runs import MemoryRunStore
+from millstream.kernels.tables import group_sets
+from millstream.kernels.tables.group_sets import new_ids
+from millstream.kernels.tables.group_times import GROUP
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 V = pl.col("v")
@@ -142,3 +149,29 @@ def test_the_row_of_a_group_has_no_values_and_values_that_several_sets_have_are_
     assert sum(rows for family, (rows, _) in held.items() if family.startswith("sets")) == 500
     last = out.rows["to(groups)"].filter(pl.col("__diff") == 1).row(-1, named=True)
     assert [last[name] for name in ("all", *levels)] == [500, 100, 300, 500]
+
+
+def test_new_groups_that_share_a_hash_get_their_numbers_by_all_their_keys_however_they_came():
+    lists = [[2], [1], [], None, [1, 2]]
+    structs = [{"a": 1}, {"a": None}, {"a": 3}, {"a": 2}, {"a": 1}]
+    groups = pl.DataFrame({"k": ["x"] * 5, "l": lists, "s": structs}).with_columns(
+        pl.lit(7, pl.UInt64).alias(HASH)
+    )
+    numbered = []
+    for places in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
+        came = groups[places]
+        ids = new_ids(OperatorState(MemoryRunStore()), came, ("k", "l", "s"))
+        numbered.append(dict(zip(places, ids, strict=True)))
+    assert numbered[0] == numbered[1]
+
+
+def test_values_that_share_a_hash_are_written_in_one_order_however_they_came(monkeypatch):
+    monkeypatch.setattr(
+        group_sets, "hash_columns", lambda rows, *_: np.zeros(rows.height, np.uint64)
+    )
+    values = [f"{n}" for n in range(200)]
+    written = []
+    for sets in ([values[:150], values[100:]], [values[100:], values[:150]]):
+        fresh = pl.DataFrame({GROUP: [0, 0], "n.set": sets})
+        written.append(group_sets._values_by_group(fresh, ["n"], np.array([3]), 0))
+    assert written[0].equals(written[1])
