@@ -25,14 +25,13 @@ HOW_TO_GET_IT = (
     f"{BINARY}"
 )
 USER, SECRET = "tester", "secret-of-the-tests"
-_CACHED = (Path.home() / ".cache/millstream/versitygw", Path("/work/cache/bin/versitygw"))
+_CACHED = Path.home() / ".cache/millstream/versitygw"
 
 
 def find_binary() -> str | None:
     """Return the server's path; None if there is none."""
     named = os.environ.get(BINARY) or shutil.which("versitygw")
-    cached = next((str(path) for path in _CACHED if path.exists()), None)
-    return named or cached
+    return named or (str(_CACHED) if _CACHED.exists() else None)
 
 
 def free_port() -> int:
