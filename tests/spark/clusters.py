@@ -83,7 +83,11 @@ class Cluster:
         """Wait until the master knows of so many workers."""
         pause = threading.Event()
         for _ in range(START_S * 5):
-            with suppress(OSError), urllib.request.urlopen(self.address) as answer:
+            # a master that starts serves its page, in HTML, at every path before it serves JSON
+            with (
+                suppress(OSError, json.JSONDecodeError),
+                urllib.request.urlopen(self.address) as answer,
+            ):
                 if json.load(answer)["aliveworkers"] == workers:
                     return
             pause.wait(0.2)
