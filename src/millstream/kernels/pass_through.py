@@ -20,6 +20,7 @@ from millstream.kernels.arrays import Int64s
 from millstream.kernels.frames import ORDER, TIME, visible
 from millstream.kernels.late import LatenessRule, side_output, split_late
 from millstream.kernels.operator import OperatorResult
+from millstream.kernels.operator_base import OperatorBase
 from millstream.kernels.state.keyhash import digest_columns
 from millstream.kernels.time.log_order import in_log_order
 
@@ -27,7 +28,7 @@ _TIE = "__tie"
 
 
 @dataclass(frozen=True)
-class PassThroughOperator:
+class PassThroughOperator(OperatorBase):
     """An operator with one input that lets rows pass. Durations in microseconds.
 
     ``by`` names the columns that choose the bucket. ``side_output``: late rows go to the side output.
@@ -43,18 +44,8 @@ class PassThroughOperator:
         return True
 
     @property
-    def heartbeat_ms(self) -> int | None:
-        return None
-
-    @property
     def ordered(self) -> bool:
         return True
-
-    def output_watermark(self, watermark_us: int) -> int:
-        return watermark_us
-
-    def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
-        return pl.concat(tables)
 
     def take_in_time(
         self,

@@ -42,6 +42,7 @@ from millstream.kernels.changes import (
 from millstream.kernels.dedup.event_ids import SearchRanges, keep_first
 from millstream.kernels.frames import HASH, SPLIT, TIME, WATERMARK_SEEN, WEIGHT
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
+from millstream.kernels.operator_base import OperatorBase
 from millstream.kernels.state.arrangement import nothing_owed
 from millstream.kernels.state.hash_order import differs_from_previous, sorted_distinct
 from millstream.kernels.state.keyhash import hash_columns
@@ -57,7 +58,7 @@ _NEVER = np.iinfo(np.int64).min // 2
 
 
 @dataclass(frozen=True)
-class SignedDedup:
+class SignedDedup(OperatorBase):
     """The operator that deduplicates rows which may be taken back. Durations in microseconds.
 
     Inside, columns are named by their places: "0", "1", …; ``by`` are such names.
@@ -73,18 +74,6 @@ class SignedDedup:
     within_us: int
     lateness_us: int
     side_output: bool
-
-    @property
-    def transparent(self) -> bool:
-        return False
-
-    @property
-    def ordered(self) -> bool:
-        return False
-
-    @property
-    def heartbeat_ms(self) -> int | None:
-        return None
 
     def output_watermark(self, watermark_us: int) -> int:
         """Return the watermark of the output: rows that are still in time may change which are kept."""
@@ -106,9 +95,6 @@ class SignedDedup:
         own = [rows[name].alias(str(place)) for place, (name, _) in enumerate(self.columns)]
         hidden = [rows[n] for n in (TIME, WEIGHT, SPLIT, WATERMARK_SEEN) if n in rows.columns]
         return Prepared(pl.DataFrame([*own, *hidden]))
-
-    def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
-        return pl.concat(tables)
 
     # ── after the shuffle ───────────────────────────────────────────────────────────────────
 

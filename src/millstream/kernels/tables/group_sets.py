@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import polars as pl
@@ -43,9 +44,8 @@ _HASHED = np.uint64(1 << 63)
 _NO_CODE = np.uint64(2**64 - 1)
 
 
-@dataclass(frozen=True)
-class NewValues:
-    """The aggregate that adds up how many values were new in a group's set."""
+class RowCounter:
+    """The part of an aggregate that reads no column of the user's: it counts what an operator itself knows."""
 
     @property
     def columns_read(self) -> set[str]:
@@ -55,11 +55,16 @@ class NewValues:
     def needs_order(self) -> bool:
         return False
 
-    def bound(self, name: str, type_of: TypeOf) -> NewValues:  # noqa: ARG002 - reads no values
+    def bound(self, name: str, type_of: TypeOf) -> Self:  # noqa: ARG002 - reads no values
         return self
 
-    def for_retractions(self) -> NewValues:
+    def for_retractions(self) -> Self:
         return self
+
+
+@dataclass(frozen=True)
+class NewValues(RowCounter):
+    """The aggregate that adds up how many values were new in a group's set."""
 
     def partial(self, name: str) -> list[pl.Expr]:
         return [pl.lit(0, pl.Int64).alias(count_column(name))]

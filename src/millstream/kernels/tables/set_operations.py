@@ -26,9 +26,9 @@ from typing import Literal
 
 import polars as pl
 
-from millstream.kernels.aggregates.protocol import TypeOf
 from millstream.kernels.frames import DIFF, WEIGHT
 from millstream.kernels.tables.group_by import GroupBy
+from millstream.kernels.tables.group_sets import RowCounter
 
 SetRule = Literal["union", "except", "intersect"]
 
@@ -39,22 +39,8 @@ _OF_FIRST = f"{_FIRST}.rows"
 
 
 @dataclass(frozen=True)
-class RowsOfFirst:
+class RowsOfFirst(RowCounter):
     """The aggregate that counts the rows of the first input."""
-
-    @property
-    def columns_read(self) -> set[str]:
-        return set()
-
-    @property
-    def needs_order(self) -> bool:
-        return False
-
-    def bound(self, name: str, type_of: TypeOf) -> RowsOfFirst:  # noqa: ARG002 - reads no values
-        return self
-
-    def for_retractions(self) -> RowsOfFirst:
-        return self
 
     def partial(self, name: str) -> list[pl.Expr]:
         of_first = pl.col(DIFF).cast(pl.Int64) * (pl.col(_INPUT) == 0)

@@ -17,6 +17,7 @@ import polars as pl
 from millstream.kernels.changes import consolidate, total_weight, with_diff
 from millstream.kernels.frames import HASH, TIME, WEIGHT, encode_frame
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
+from millstream.kernels.operator_base import OperatorBase
 from millstream.kernels.state.arrangement import Arrangement
 from millstream.kernels.state.keyhash import buckets_of, hash_columns
 from millstream.kernels.state.ledger import StateLedger
@@ -26,7 +27,7 @@ _DIGEST = "digest"
 
 
 @dataclass(frozen=True)
-class StaticRows:
+class StaticRows(OperatorBase):
     """An operator without inputs. ``by`` is the key, which is different in all of ``rows``.
 
     The rows are in the order of the key, so that it does not matter in which order they were given.
@@ -41,29 +42,14 @@ class StaticRows:
         """A text that says which rows these are: computed once, as they may be many."""
         return hashlib.sha256(encode_frame(self.rows)).hexdigest()
 
-    @property
-    def transparent(self) -> bool:
-        return False
-
-    @property
-    def ordered(self) -> bool:
-        return False
-
-    @property
-    def heartbeat_ms(self) -> int | None:
-        return None
-
     def columns_read(self, number: int) -> set[str]:
         raise NotImplementedError(f"{self.name} has no input {number}")
 
     def prepare(self, rows: pl.DataFrame, number: int) -> Prepared:
         raise NotImplementedError(f"{self.name} has no input {number}, and got {rows.height} rows")
 
-    def pack(self, tables: Sequence[pl.DataFrame], number: int) -> pl.DataFrame:
+    def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:
         raise NotImplementedError(f"{self.name} has no input {number}, and got {len(tables)}")
-
-    def output_watermark(self, watermark_us: int) -> int:
-        return watermark_us
 
     def process(
         self,

@@ -44,6 +44,7 @@ from millstream.kernels.frames import (
     visible,
 )
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
+from millstream.kernels.operator_base import OperatorBase
 from millstream.kernels.state.hash_order import last_of_key, sorted_distinct
 from millstream.kernels.state.keyed_rows import KeyedRows
 from millstream.kernels.state.keyhash import Hashes, hash_columns
@@ -62,7 +63,7 @@ _FAMILY = "rows"
 
 
 @dataclass(frozen=True)
-class Upserts:
+class Upserts(OperatorBase):
     """The operator that keeps the latest row of each key, and emits how that changes.
 
     ``by`` is the key; ``columns`` are all columns with their types. ``deleted`` is true of a row that deletes
@@ -77,19 +78,8 @@ class Upserts:
     ttl_us: int | None = None
 
     @property
-    def transparent(self) -> bool:
-        return False
-
-    @property
     def ordered(self) -> bool:
         return True
-
-    @property
-    def heartbeat_ms(self) -> int | None:
-        return None
-
-    def output_watermark(self, watermark_us: int) -> int:
-        return watermark_us
 
     def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
         conditions = set() if self.deleted is None else set(self.deleted.meta.root_names())
@@ -132,9 +122,6 @@ class Upserts:
         plain = rows[[name for name, _ in self.columns]]
         true = plain.select(self.deleted.fill_null(value=False)).to_series()
         return true if len(true) == rows.height else true.new_from_index(0, rows.height)
-
-    def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
-        return pl.concat(tables)
 
     # ── after the shuffle ───────────────────────────────────────────────────────────────────
 
