@@ -14,6 +14,7 @@ from pathlib import Path
 
 from millstream.errors import ConfigError
 from millstream.log.files import DISK, replace_file
+from millstream.views.address import StateStoreAddress
 from millstream.views.runs.control_files import reset_command
 from millstream.views.schema import JOB
 from millstream.views.store_location import (
@@ -133,7 +134,10 @@ def check_checkpoint_current(
         ConfigError: one of them is older than the other.
     """
     checkpoint = folder / "checkpoint"
-    command = reset_command(folder if location is None else place_of(location))
+    if isinstance(location, StateStoreAddress):
+        command = location.reset_command_with(folder)
+    else:
+        command = reset_command(folder)
     begun, done = (_last_batch_id(checkpoint / name) for name in ("offsets", "commits"))
     if begun < next_batch_id - 1:
         raise ConfigError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, field
 from hashlib import sha256
+from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from millstream.errors import ConfigError
@@ -118,6 +119,11 @@ class StateStoreAddress:
     def reset_command(self) -> str:
         """The command that removes the app's state."""
         return f"`millstream reset {self.app} --store {shlex.quote(self.option)}`"
+
+    def reset_command_with(self, folder: Path) -> str:
+        """Return the command that also removes the app's folder, such as its checkpoint."""
+        log = shlex.quote(str(folder.parent.parent))
+        return f"`millstream reset {self.app} --log {log} --store {shlex.quote(self.option)}`"
 
 
 def default_schema(app: str) -> str:

@@ -19,7 +19,7 @@ from millstream.spark.job_metadata import (
 )
 from millstream.views.commit.committer import BatchCommitter, BatchResult
 from millstream.views.state_store.sqlite_store import SqliteStateStore
-from millstream.views.store_location import STATE_STORE_FILE
+from millstream.views.store_location import STATE_STORE_FILE, parse_state_store
 
 WANTED = JobMetadata(4, 2, 2)
 
@@ -129,6 +129,10 @@ def test_views_that_are_older_than_the_checkpoint_are_refused(tmp_path, held, sa
     enter_batches(tmp_path, "offsets", 0, 1, 2, 3)
     with pytest.raises(ConfigError, match=f"ends with batch 3, but the views hold {said}"):
         check_checkpoint_current(tmp_path, held)
+    # where the views are in a database, its reset alone would leave the checkpoint
+    address = parse_state_store("postgresql://db/streams", "app", what="store=")
+    with pytest.raises(ConfigError, match=r"reset app --log \S+ --store '?postgresql://db/streams"):
+        check_checkpoint_current(tmp_path, held, address)
 
 
 def test_a_batch_that_spark_takes_for_done_must_be_in_the_views(tmp_path):
