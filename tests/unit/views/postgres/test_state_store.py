@@ -310,6 +310,35 @@ def test_several_servers_may_be_named():
     assert str(place) == "postgresql://one:5432,two:5433/db, schema millstream_app"
 
 
+@pytest.mark.parametrize(
+    ("place", "shown"),
+    [
+        ("u:SeCrEt@[::1]:5432/db", "[::1]:5432/db"),
+        ("u:SeCrEt@[::1]/db?schema=mine", "[::1]/db"),
+        ("/db?host=/run/a&password=SeCrEt", "/db?host=/run/a"),
+        ("/db?host=/run/a&port=5433&schema=mine", "/db?host=/run/a&port=5433"),
+        ("u:SeCrEt@h:5432/db?dbname=other&sslmode=require", "h:5432/db?dbname=other"),
+        ("u:SeCrEt@%2FRun%2Fa/db", "%2FRun%2Fa/db"),
+    ],
+)
+def test_the_folder_of_the_driver_leads_to_the_same_server(tmp_path, place, shown):
+    given = address(f"postgresql://{place}")
+    note_store(tmp_path, given)
+    noted = store_location(tmp_path)
+    assert "SeCrEt" not in (tmp_path / "state-store").read_text()
+    assert noted.database.shown == f"postgresql://{shown}"
+    assert (noted.database.shown, noted.schema) == (given.database.shown, given.schema)
+    check_same_store("app", tmp_path, given)
+
+
+def test_another_server_that_an_option_names_is_another_store(tmp_path):
+    note_store(tmp_path, address("postgresql:///db?host=/run/a"))
+    with pytest.raises(
+        ConfigError, match=r"is in .*host=/run/a.*, and the app names .*host=/run/b"
+    ):
+        check_same_store("app", tmp_path, address("postgresql:///db?host=/run/b"))
+
+
 # -- whole apps --------------------------------------------------------------------------------
 
 
