@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
 import polars as pl
 import pytest
@@ -26,6 +26,8 @@ from millstream.errors import (
     UnknownViewError,
 )
 from millstream.kernels.state.keyhash import Buckets
+from millstream.object_store.address import parse_state_url
+from millstream.object_store.place import DESCRIPTION, new_place
 from millstream.ops.dead_letter_replay import dead_letters
 from millstream.ops.doctor import diagnose
 from millstream.ops.reset import find_footprint, reset
@@ -455,6 +457,36 @@ def test_a_reset_that_was_interrupted_lets_no_run_begin(kept):
         store.mark_reset()
         with pytest.raises(ConfigError, match=r"reset .* was begun.*`millstream reset ads --store"):
             store.begin_run("ads", "main", "in-memory")
+
+
+@pytest.mark.parametrize("here", [True, False], ids=["with the folder", "by the address alone"])
+def test_a_reset_by_address_removes_the_objects_of_the_state(kept, tmp_path, here, monkeypatch):
+    parts = urlsplit(kept)
+    monkeypatch.setenv("PGUSER", unquote(parts.username))
+    monkeypatch.setenv("PGPASSWORD", unquote(parts.password))
+    (tmp_path / "state").mkdir()
+    place = new_place("ads", parse_state_url(f"file://{tmp_path}/state"))
+    with open_state_store(address(kept, "ads")) as store:
+        store.put_first_description("ads", DESCRIPTION, place.to_message())
+    place.open("runs").put("1-a", lambda file: file.write(b"x"))
+    if here:
+        (tmp_path / "apps" / "ads").mkdir(parents=True)
+        note_store(tmp_path / "apps" / "ads", address(kept, "ads"))
+    found = find_footprint("ads", tmp_path, tmp_path, [] if here else [kept])
+    assert (found.objects.place, found.objects.count) == (place, 1)
+    reset(found)
+    assert list(place.open().names()) == []
+
+
+def test_an_app_of_that_name_with_state_in_the_folder_is_not_reset_with_that_of_a_database(
+    kept, tmp_path
+):
+    file = tmp_path / "apps" / "ads" / "views.db"
+    file.parent.mkdir(parents=True)
+    run_on(file, clicks(), tmp_path)
+    with pytest.raises(ConfigError, match="these are two"):
+        find_footprint("ads", tmp_path, tmp_path, [kept])
+    assert find_footprint("ads", tmp_path / "none", tmp_path, [kept]).state_store is not None
 
 
 def test_what_else_is_in_the_schema_stays_after_a_reset(kept, tmp_path):
