@@ -300,6 +300,15 @@ def test_the_password_is_in_no_text(database, postgres_server, caplog):
         assert not any(s in text for s in (secret, quote(secret, safe=""), "wrong", "tester:"))
 
 
+def test_a_password_that_is_missing_is_told_and_not_waited_for(database):
+    parts = urlsplit(database)
+    bare = f"postgresql://tester@{parts.hostname}:{parts.port}{parts.path}"
+    said = []
+    with pytest.raises(ConfigError, match="no password supplied"):
+        open_state_store(address(bare), on_wait=said.append)
+    assert said == []
+
+
 def test_long_names_of_apps_have_schemas_of_their_own():
     names = ["a" * 62 + end for end in "bc"]
     schemas = [address("postgresql://h/d", name).schema for name in names]
