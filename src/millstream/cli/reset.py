@@ -108,7 +108,8 @@ def _removed(found: AppFootprint) -> list[str]:
     if found.state_store_problem is not None:
         lines.append(
             f"Which databases and datasets it wrote to is not known, as its own store cannot be read "
-            f"({found.state_store_problem}) Give the databases with --store; empty the datasets' folders."
+            f"({found.state_store_problem}) Give the databases with --store; empty the datasets' folders, and "
+            f"apps/{found.app}/ under the URL of its state, if it has one."
         )
     return lines
 

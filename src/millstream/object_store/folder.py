@@ -35,7 +35,7 @@ class FolderStore:
 
     def put(self, name: str, write: Write) -> Stored:
         path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._make_folder(path.parent)
         with path.open("xb") as file:
             write(file)
             file.flush()
@@ -43,6 +43,14 @@ class FolderStore:
             size_bytes = file.tell()
         self._written.add(path.parent)
         return Stored(size_bytes)
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make a folder; the names of all that were missing have to be synced, too."""
+        missing = folder
+        while not missing.exists():
+            self._written.add(missing.parent)
+            missing = missing.parent
+        folder.mkdir(parents=True, exist_ok=True)
 
     def sync(self) -> None:
         while self._written:

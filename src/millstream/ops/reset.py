@@ -206,14 +206,14 @@ def reset(found: AppFootprint) -> None:
         repeated = reset_marker(folder).exists()
         write_reset_marker(folder)  # step 1
         _check_stopped(found.app, folder, remove_marker=not repeated)
-    _refuse_older_runs(found)  # step 2
+    place = _refuse_older_runs(found)  # step 2
     for url, kept in found.databases.items():
         if kept:
             forget_app(url, found.app)  # step 3
     for dataset in found.datasets:
         delete_dataset(dataset.folder, dataset.identity)  # step 4
-    if found.objects is not None:
-        remove_place(found.objects.place)
+    if place is not None:
+        remove_place(place)
     if found.fences or found.writes_to_log:
         _remove_fences(found)  # step 5
     if not folder.exists():
@@ -245,16 +245,33 @@ def _state_store_address(
     """Return where the app has its state, if that is in a database: in one given, or the one noted.
 
     Raises:
-        ConfigError: it is in several places of those given, or in one that cannot be reached.
+        ConfigError: it is in several places of those given, in one and in the folder, or in one that cannot
+            be reached.
     """
     given = [one for url in databases for one in state_stores_of(url, app)]
     noted = noted_store(folder)
     if len(given) > 1:
         places = "; ".join(map(str, given))
         raise ConfigError(f"The app {app!r} has state in {places}. Say which: ?schema=NAME.")
+    if given and noted is None and _has_batches(app, folder / STATE_STORE_FILE):
+        raise ConfigError(
+            f"An app {app!r} has state in {folder}, and one in {given[0]}: these are two. To reset that in the "
+            "database, give a folder without the other: --state. To reset that in the folder, leave out --store; if "
+            "it keeps views in that database, too, give a user who has no right to the schema."
+        )
     if given:
         return given[0]
     return noted if noted is not None and state_store_exists(noted) else None
+
+
+def _has_batches(app: str, file: Path) -> bool:
+    if not file.exists():
+        return False
+    try:
+        with closing(open_state_store(file, readonly=True)) as store:
+            return store.last_batch_id(app, JOB) is not None
+    except (ConfigError, CorruptionError):
+        return True  # as far as is known
 
 
 def _may_hold_views(url: str, state_store: StateStoreAddress | None) -> bool:
@@ -276,10 +293,14 @@ def _read_state_store(app: str, location: StoreLocation) -> _StateStoreInfo:
                 store.description(app, "graph") or {},
                 _replayed(store),
                 store.checkpoint_id(app, JOB),
-                StatePlace.from_message(store.description(app, DESCRIPTION)),
+                _place(app, store),
             )
     except (ConfigError, CorruptionError) as error:
         return _StateStoreInfo(problem=str(error))
+
+
+def _place(app: str, store: StateStore) -> StatePlace | None:
+    return StatePlace.from_message(store.description(app, DESCRIPTION))
 
 
 def _replayed(store: StateStore) -> dict[str, int]:
@@ -356,6 +377,12 @@ def _datasets(app: str, state_store: _StateStoreInfo) -> list[AppDataset]:
 def _objects(place: StatePlace | None) -> AppObjects | None:
     if place is None:
         return None
+    root = place.url.folder
+    if root is not None and not root.is_dir():
+        raise ConfigError(
+            f"The state is at {place.url.text}, which is not on this machine: its objects would stay there for ever. "
+            "Reset the app on a machine that has this folder; if it is gone from all, make it here, empty, first."
+        )
     return AppObjects(place, sum(1 for _ in place.open().names()))
 
 
@@ -410,16 +437,20 @@ def _records(log: Path | str, topics: Sequence[str]) -> dict[str, int | None]:
 # -- removing ---------------------------------------------------------------------------------
 
 
-def _refuse_older_runs(found: AppFootprint) -> None:
+def _refuse_older_runs(found: AppFootprint) -> StatePlace | None:
+    """Fence all runs; return where the objects of the state are, which a run may have noted just now."""
     if found.state_store_problem is not None:
-        return
+        return None
     if found.state_store is not None:
         with closing(PostgresStateStore(found.state_store)) as in_database:
             in_database.mark_reset()
             in_database.fence_runs(found.app, JOB)
-    elif (found.folder / STATE_STORE_FILE).exists():
+            return _place(found.app, in_database)
+    if (found.folder / STATE_STORE_FILE).exists():
         with closing(SqliteStateStore(found.folder / STATE_STORE_FILE)) as store:
             store.fence_runs(found.app, JOB)
+            return _place(found.app, store)
+    return None
 
 
 def _drop_state_store(found: AppFootprint) -> None:

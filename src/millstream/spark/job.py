@@ -26,7 +26,6 @@ from millstream.kernels.frames import plain_schema
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.state.keyhash import Buckets
 from millstream.object_store.address import StateUrl
-from millstream.object_store.generations import register_run
 from millstream.object_store.place import StatePlace
 from millstream.spark.dataframes import add_dataframe, add_native_step, to_dataframe
 from millstream.spark.failures import to_millstream_error
@@ -45,7 +44,7 @@ from millstream.spark.source.event_times import EventTimesFile
 from millstream.spark.source.offsets import planned_at
 from millstream.spark.source.planner import SourceSpec
 from millstream.spark.stages.executor import StageExecutor
-from millstream.spark.state_place import load_or_create_place
+from millstream.spark.state_place import begin_at_place, load_or_create_place
 from millstream.spark.topic_ids import check_same_topics, save_topic_ids
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.runs.control_files import (
@@ -144,7 +143,7 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
         note_store(job.folder, job.state_store)
         check_checkpoint_current(job.folder, next_batch_id, job.state_store)
         if place is not None:
-            register_run(place, committer.run)
+            begin_at_place(place, committer)
         watermark = watermark_before(committer.state_store, job.app)
         frame_files = _frame_files(job, committer.run)
         frame_files.remove_earlier_runs()

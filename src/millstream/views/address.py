@@ -15,6 +15,7 @@ from millstream.errors import ConfigError
 
 STATE_STORE = "sqlite"
 _SCHEMES = ("postgresql", "postgres")
+_PLACE_OPTIONS = ("host", "hostaddr", "port", "dbname", "service")
 _SHAPE = "postgresql://user:password@host:5432/database"
 
 
@@ -54,6 +55,7 @@ def postgres_address(url: str) -> PostgresAddress:
             host, port = hosts, None
         else:
             host, port = parts.hostname or "", parts.port
+            host = f"[{host}]" if ":" in host else host  # of IPv6
     except ValueError:
         # Its own message could hold a part of the password.
         raise ConfigError(
@@ -61,6 +63,9 @@ def postgres_address(url: str) -> PostgresAddress:
             "@ : / [ # in user and password written as %40 %3A %2F %5B %23."
         ) from None
     place = f"{host}{'' if port is None else f':{port}'}{parts.path}"
+    # Options that say where the database is belong to its address, too.
+    where = [pair for pair in parts.query.split("&") if pair.partition("=")[0] in _PLACE_OPTIONS]
+    place += f"?{'&'.join(where)}" if where else ""
     raw = [text for text in (parts.username, parts.password) if text]
     for pair in parts.query.split("&"):
         name, _, value = pair.partition("=")
@@ -112,8 +117,10 @@ class StateStoreAddress:
     @property
     def option(self) -> str:
         """The address as a command takes it, without credentials."""
-        given = "" if self.schema == default_schema(self.app) else f"?schema={quote(self.schema)}"
-        return f"{self.database.shown}{given}"
+        shown = self.database.shown
+        if self.schema == default_schema(self.app):
+            return shown
+        return f"{shown}{'&' if '?' in shown else '?'}schema={quote(self.schema)}"
 
     @property
     def reset_command(self) -> str:

@@ -3,6 +3,7 @@
 import pytest
 
 from millstream.errors import ConfigError
+from millstream.log.files import DISK
 from millstream.object_store.address import is_url, parse_state_url
 from millstream.object_store.cached import CachedObjectStore
 from millstream.object_store.folder import FolderStore
@@ -124,3 +125,17 @@ def test_a_run_of_an_older_state_store_is_refused(place, run):
         ConfigError, match=f"was used by run 3 of the app, and this state store is at run {run}"
     ):
         register_run(place, run)
+
+
+def test_the_folders_that_a_place_makes_are_as_durable_as_its_objects(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(DISK, "sync_folder", synced.append)
+    store = StatePlace(parse_state_url(f"file://{tmp_path}/state"), "apps/a/1").open("runs")
+    store.put("1-a", lambda file: file.write(b"x"))
+    store.sync()
+    made = ("", "state", "state/apps", "state/apps/a", "state/apps/a/1", "state/apps/a/1/runs")
+    assert set(synced) == {tmp_path / name for name in made}
+    synced.clear()
+    store.put("1-b", lambda file: file.write(b"x"))
+    store.sync()
+    assert synced == [tmp_path / "state/apps/a/1/runs"]

@@ -410,3 +410,31 @@ def test_a_reset_that_cannot_remove_the_objects_can_be_repeated(tmp_path, s3, s3
 
 def quick(policy, real):
     real(policy, 0.05, 0.01, 0.01)
+
+
+def test_a_folder_of_state_that_this_machine_lacks_is_not_forgotten(tmp_path):
+    root = tmp_path / "mounted"
+    place = new_place("app", parse_state_url(f"file://{root}"))
+    world = World(tmp_path)
+    world.batches("one")
+    with closing(SqliteStateStore(world.app / "views.db")) as store:
+        store.put_description("app", DESCRIPTION, place.to_message())
+    with pytest.raises(ConfigError, match="not on this machine"):
+        world.look()
+    root.mkdir()
+    reset(world.look())
+    assert not world.app.exists()
+
+
+def test_a_place_that_a_run_noted_after_the_look_is_removed_too(tmp_path):
+    (tmp_path / "state").mkdir()
+    world = World(tmp_path)
+    world.batches("one")
+    found = world.look()
+    assert found.objects is None
+    place = new_place("app", parse_state_url(f"file://{tmp_path}/state"))
+    with closing(SqliteStateStore(world.app / "views.db")) as store:
+        store.put_description("app", DESCRIPTION, place.to_message())
+    place.open("runs").put("1-a", lambda file: file.write(b"x"))
+    reset(found)
+    assert list(place.open().names()) == []

@@ -2,7 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import pytest
@@ -171,3 +171,22 @@ def test_where_files_cannot_have_two_names_the_checkpoint_has_an_id_too(tmp_path
     assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == [
         "millstream-checkpoint-id"
     ]
+
+
+def test_of_two_first_runs_the_second_does_not_go_on_with_keys_divided_in_its_own_way(tmp_path):
+    location = tmp_path / STATE_STORE_FILE
+    seeds = [
+        load_or_create_job_metadata("app", location, replace(WANTED, hash_seed=seed))
+        for seed in (1, 2)
+    ]
+    with SqliteStateStore(location) as first, SqliteStateStore(location) as second:
+        runs = [BatchCommitter(plan(), store, []) for store in (first, second)]
+        runs[0].begin_run(JOB, "one", partitioning=seeds[0].partitioning)
+        runs[0].commit(0, BatchResult(), {})
+        with pytest.raises(
+            ConfigError, match=r"divides the keys in another way\. Run the app again"
+        ):
+            runs[1].begin_run(JOB, "one", partitioning=seeds[1].partitioning)
+        runs[0].commit(1, BatchResult(), {})  # it was not replaced
+        again = load_or_create_job_metadata("app", location, replace(WANTED, hash_seed=2))
+        assert runs[1].begin_run(JOB, "one", partitioning=again.partitioning) == 2

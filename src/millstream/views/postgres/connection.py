@@ -33,7 +33,9 @@ _KEEPALIVE = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-_REFUSED = re.compile(r"authentication|does not exist|pg_hba|permission|SSL|certificate|translate")
+_REFUSED = re.compile(
+    r"authentication|password|not permitted|does not exist|pg_hba|permission|SSL|certificate|translate"
+)
 _RETRIABLE_CODES = (
     "08",
     "40",

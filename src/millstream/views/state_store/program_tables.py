@@ -86,6 +86,12 @@ def check_program(
     check_same_program(
         stored, beginning.program, store.place, same_expressions=beginning.same_expressions
     )
+    was, now = (one.partitioning.get("hash_seed") for one in (stored, beginning.program))
+    if None not in (was, now) and was != now:
+        raise ConfigError(
+            f"The state of the app {app!r} in {store.shown} was created by another run since this one began, and divides "
+            "the keys in another way. Run the app again."
+        )
 
 
 def register_program(

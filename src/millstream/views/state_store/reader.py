@@ -194,6 +194,10 @@ class StateStoreReader(ViewReader):
         found = self._read(lambda db: fence_value(db, "checkpoint_id", app, job))
         return None if found is None else str(found)
 
+    def newest_run(self, app: str, job: str) -> int:
+        """Return the number of the newest run of a job; 0 before its first."""
+        return int(self._read(lambda db: fence_value(db, "run", app, job)) or 0)
+
     def state_manifests(self, app: str, job: str) -> dict[tuple[int, int], bytes]:
         """Return the manifests of a job's state, by stage and bucket, as of the last commit."""
         found = self._read(

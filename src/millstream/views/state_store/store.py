@@ -319,6 +319,21 @@ class StateStore(StateStoreReader):
             )
         )
 
+    def put_first_description(self, app: str, name: str, value: Any) -> Any:
+        """Store a description unless there is one, and return that which is there: of several callers the first's."""
+
+        def put(db: Database) -> str:
+            db.execute(
+                "INSERT INTO _descriptions VALUES (?, ?, ?) ON CONFLICT (app, name) DO NOTHING",
+                (app, name, to_json(value)),
+            )
+            (text,) = db.execute(
+                "SELECT value FROM _descriptions WHERE app = ? AND name = ?", (app, name)
+            ).fetchone()
+            return str(text)
+
+        return json.loads(self._write(put))
+
     def is_next(self, fence: Fence) -> bool:
         """Return whether this batch is the next to be committed; False if it is committed already.
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
 import polars as pl
 import pytest
@@ -26,6 +26,8 @@ from millstream.errors import (
     UnknownViewError,
 )
 from millstream.kernels.state.keyhash import Buckets
+from millstream.object_store.address import parse_state_url
+from millstream.object_store.place import DESCRIPTION, new_place
 from millstream.ops.dead_letter_replay import dead_letters
 from millstream.ops.doctor import diagnose
 from millstream.ops.reset import find_footprint, reset
@@ -298,6 +300,15 @@ def test_the_password_is_in_no_text(database, postgres_server, caplog):
         assert not any(s in text for s in (secret, quote(secret, safe=""), "wrong", "tester:"))
 
 
+def test_a_password_that_is_missing_is_told_and_not_waited_for(database):
+    parts = urlsplit(database)
+    bare = f"postgresql://tester@{parts.hostname}:{parts.port}{parts.path}"
+    said = []
+    with pytest.raises(ConfigError, match="no password supplied"):
+        open_state_store(address(bare), on_wait=said.append)
+    assert said == []
+
+
 def test_long_names_of_apps_have_schemas_of_their_own():
     names = ["a" * 62 + end for end in "bc"]
     schemas = [address("postgresql://h/d", name).schema for name in names]
@@ -308,6 +319,35 @@ def test_long_names_of_apps_have_schemas_of_their_own():
 def test_several_servers_may_be_named():
     place = address("postgresql://u:p@one:5432,two:5433/db?target_session_attrs=read-write")
     assert str(place) == "postgresql://one:5432,two:5433/db, schema millstream_app"
+
+
+@pytest.mark.parametrize(
+    ("place", "shown"),
+    [
+        ("u:SeCrEt@[::1]:5432/db", "[::1]:5432/db"),
+        ("u:SeCrEt@[::1]/db?schema=mine", "[::1]/db"),
+        ("/db?host=/run/a&password=SeCrEt", "/db?host=/run/a"),
+        ("/db?host=/run/a&port=5433&schema=mine", "/db?host=/run/a&port=5433"),
+        ("u:SeCrEt@h:5432/db?dbname=other&sslmode=require", "h:5432/db?dbname=other"),
+        ("u:SeCrEt@%2FRun%2Fa/db", "%2FRun%2Fa/db"),
+    ],
+)
+def test_the_folder_of_the_driver_leads_to_the_same_server(tmp_path, place, shown):
+    given = address(f"postgresql://{place}")
+    note_store(tmp_path, given)
+    noted = store_location(tmp_path)
+    assert "SeCrEt" not in (tmp_path / "state-store").read_text()
+    assert noted.database.shown == f"postgresql://{shown}"
+    assert (noted.database.shown, noted.schema) == (given.database.shown, given.schema)
+    check_same_store("app", tmp_path, given)
+
+
+def test_another_server_that_an_option_names_is_another_store(tmp_path):
+    note_store(tmp_path, address("postgresql:///db?host=/run/a"))
+    with pytest.raises(
+        ConfigError, match=r"is in .*host=/run/a.*, and the app names .*host=/run/b"
+    ):
+        check_same_store("app", tmp_path, address("postgresql:///db?host=/run/b"))
 
 
 # -- whole apps --------------------------------------------------------------------------------
@@ -426,6 +466,36 @@ def test_a_reset_that_was_interrupted_lets_no_run_begin(kept):
         store.mark_reset()
         with pytest.raises(ConfigError, match=r"reset .* was begun.*`millstream reset ads --store"):
             store.begin_run("ads", "main", "in-memory")
+
+
+@pytest.mark.parametrize("here", [True, False], ids=["with the folder", "by the address alone"])
+def test_a_reset_by_address_removes_the_objects_of_the_state(kept, tmp_path, here, monkeypatch):
+    parts = urlsplit(kept)
+    monkeypatch.setenv("PGUSER", unquote(parts.username))
+    monkeypatch.setenv("PGPASSWORD", unquote(parts.password))
+    (tmp_path / "state").mkdir()
+    place = new_place("ads", parse_state_url(f"file://{tmp_path}/state"))
+    with open_state_store(address(kept, "ads")) as store:
+        store.put_first_description("ads", DESCRIPTION, place.to_message())
+    place.open("runs").put("1-a", lambda file: file.write(b"x"))
+    if here:
+        (tmp_path / "apps" / "ads").mkdir(parents=True)
+        note_store(tmp_path / "apps" / "ads", address(kept, "ads"))
+    found = find_footprint("ads", tmp_path, tmp_path, [] if here else [kept])
+    assert (found.objects.place, found.objects.count) == (place, 1)
+    reset(found)
+    assert list(place.open().names()) == []
+
+
+def test_an_app_of_that_name_with_state_in_the_folder_is_not_reset_with_that_of_a_database(
+    kept, tmp_path
+):
+    file = tmp_path / "apps" / "ads" / "views.db"
+    file.parent.mkdir(parents=True)
+    run_on(file, clicks(), tmp_path)
+    with pytest.raises(ConfigError, match="these are two"):
+        find_footprint("ads", tmp_path, tmp_path, [kept])
+    assert find_footprint("ads", tmp_path / "none", tmp_path, [kept]).state_store is not None
 
 
 def test_what_else_is_in_the_schema_stays_after_a_reset(kept, tmp_path):
