@@ -7,6 +7,7 @@ with the user's: see the constants.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from collections.abc import Mapping
@@ -83,6 +84,11 @@ def encode_frame(table: pl.DataFrame) -> Frame:
     with pa.ipc.new_stream(sink, plain.schema) as writer:
         writer.write_table(plain)
     return memoryview(sink.getvalue()).cast("B")
+
+
+def rows_digest(table: pl.DataFrame) -> str:
+    """Return a text that says which rows a table has, and in which order."""
+    return hashlib.sha256(encode_frame(table)).hexdigest()
 
 
 def decode_frame(frame: Frame) -> pl.DataFrame:

@@ -10,7 +10,7 @@ Left out, because they move no event into or out of a state: how long the job wa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +24,10 @@ from millstream.kernels.definition import (
     describe_step,
     without_code,
 )
+from millstream.kernels.joins.static_lookup import StaticLookup
 from millstream.kernels.plan import Program, StepDefinition
 from millstream.kernels.steps import Drop
+from millstream.kernels.tables.static_rows import StaticRows
 from millstream.pipeline.graph import (
     DataFrameNode,
     GraphNode,
@@ -34,6 +36,7 @@ from millstream.pipeline.graph import (
     OperatorNode,
     Output,
     SourceNode,
+    StepNode,
     UnionNode,
 )
 
@@ -72,6 +75,7 @@ class Definitions:
             outputs={output.name: self._output(output) for output in outputs},
             topics=tuple(sorted(topics)),
             frames=sum(isinstance(node, DataFrameNode) for node in self.nodes),
+            given=dict(_rows_given(self.nodes)),
         )
 
     def clock_key(self, node: SourceNode | DataFrameNode | OperatorNode) -> str:
@@ -113,6 +117,15 @@ class Definitions:
         path = self._reads(node.parent, node.step.columns_before(wanted))
         steps = [] if isinstance(node.step, Drop) else [describe_step(node.step)]
         return {**path, "steps": [*path["steps"], *steps]}
+
+
+def _rows_given(nodes: Sequence[GraphNode | Output]) -> Iterator[tuple[str, str]]:
+    """Return the name of each static table that is used, and which rows it has."""
+    for node in nodes:
+        if isinstance(node, OperatorNode) and isinstance(node.kernel, StaticRows):
+            yield node.kernel.name, node.kernel.digest
+        elif isinstance(node, StepNode) and isinstance(node.step, StaticLookup):
+            yield node.step.table, node.step.digest
 
 
 def _digests(definition: Description) -> str:

@@ -10,16 +10,16 @@ from millstream.durations import Duration
 from millstream.errors import ConfigError
 from millstream.kernels.enrichment.calls import LookupFunction
 from millstream.kernels.enrichment.operator import LookupErrorPolicy
+from millstream.kernels.errors.user_code import UserCode
 from millstream.kernels.joins.asof_join import AsofKind, LateVersions
 from millstream.kernels.joins.asof_match import Direction
 from millstream.kernels.joins.interval_join import IntervalJoinKind, UnmatchedEmit
 from millstream.kernels.operator import Operator
+from millstream.pipeline.checks import declared_at
 from millstream.pipeline.collection import Collection
 from millstream.pipeline.enrichment import Lookup, build_enrichment
 from millstream.pipeline.expressions import Column
-from millstream.pipeline.graph import (
-    OperatorNode,
-)
+from millstream.pipeline.graph import OperatorNode, StepNode
 from millstream.pipeline.interval_joins import Within, build_interval_join
 from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.stateless import (
@@ -32,6 +32,7 @@ from millstream.pipeline.temporal_joins import (
     RightInput,
     build_asof_join,
     build_lookup,
+    static_lookup,
 )
 from millstream.pipeline.trend import build_alert, build_compare
 
@@ -215,7 +216,8 @@ class EventCollection(Collection):
             on: As for :meth:`join_asof`; of a derived table there may be more than the key.
             how: As for :meth:`join_asof`, as are ``nulls_equal``, ``suffix`` and ``name``.
 
-        The state holds the rows of the table.
+        The state holds the rows of the table. Of a static table as it was given there is no state: the rows travel
+        with the program, and each row finds those of its run.
 
         Raises:
             ConfigError: a column is not there, or two that are compared differ in type; ``on`` lacks a part
@@ -236,6 +238,9 @@ class EventCollection(Collection):
             suffix=suffix,
             name=name,
         )
+        if (step := static_lookup(kernel, node)) is not None:
+            code = UserCode(step.name, declared_at())
+            return self._below(StepNode(self.node, step, tuple(shape.columns.items()), code), shape)
         return self._below(OperatorNode((self.node, node), kernel), shape)
 
     def _right_input(self, right: object, what: str) -> RightInput:

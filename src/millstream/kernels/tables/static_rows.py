@@ -7,7 +7,6 @@ nothing between. The program's definition has the columns and the key, and not t
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,7 @@ from functools import cached_property
 import polars as pl
 
 from millstream.kernels.changes import consolidate, total_weight, with_diff
-from millstream.kernels.frames import HASH, TIME, WEIGHT, encode_frame
+from millstream.kernels.frames import HASH, TIME, WEIGHT, rows_digest
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.operator_base import OperatorBase
 from millstream.kernels.state.arrangement import Arrangement
@@ -40,7 +39,7 @@ class StaticRows(OperatorBase):
     @cached_property
     def digest(self) -> str:
         """A text that says which rows these are: computed once, as they may be many."""
-        return hashlib.sha256(encode_frame(self.rows)).hexdigest()
+        return rows_digest(self.rows)
 
     def columns_read(self, number: int) -> set[str]:
         raise NotImplementedError(f"{self.name} has no input {number}")
