@@ -10,9 +10,10 @@ from __future__ import annotations
 import base64
 import pickle
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +82,15 @@ class SourceSpec:
         """Serialize the spec as a text, for a source's option."""
         # By value what no worker can import: a pydantic model of the program that runs.
         packed: bytes = cloudpickle.dumps(self)  # type: ignore[no-untyped-call]
-        return base64.b64encode(packed).decode()
+        # Spark copies options for every batch and task, and rows of static tables may be among them.
+        return base64.b64encode(zlib.compress(packed, level=1)).decode()
 
-    @classmethod
-    def from_option(cls, option: str) -> SourceSpec:
-        spec = pickle.loads(base64.b64decode(option))  # noqa: S301 - made by to_option, in this job
+    @staticmethod
+    @lru_cache(maxsize=2)
+    def from_option(option: str) -> SourceSpec:
+        """Return the spec that :meth:`to_option` serialized: for all tasks of a worker the same."""
+        packed = zlib.decompress(base64.b64decode(option))
+        spec = pickle.loads(packed)  # noqa: S301 - made by to_option, in this job
         assert isinstance(spec, SourceSpec)
         return spec
 
