@@ -77,13 +77,20 @@ def encode_frame(table: pl.DataFrame) -> Frame:
         if plain.get_total_buffer_size() > _SPARE * table.estimated_size() + _SPARE_BYTES:
             plain = arrow_table(table, pl.CompatLevel.oldest())
     except pa.ArrowInvalid:  # integers of 128 bits: Arrow has none
-        buffer = io.BytesIO()
-        table.write_ipc_stream(buffer, compression="uncompressed")
-        return buffer.getvalue()
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, plain.schema) as writer:
-        writer.write_table(plain)
-    return memoryview(sink.getvalue()).cast("B")
+        stream = io.BytesIO()
+        table.write_ipc_stream(stream, compression="uncompressed")
+        return stream.getvalue()
+    # Arrow's own buffer grows while it is written, which copies it several times; so its size is found first.
+    size = pa.MockOutputStream()
+    _write_stream(plain, size)
+    buffer = pa.allocate_buffer(size.size())
+    _write_stream(plain, pa.FixedSizeBufferWriter(buffer))
+    return memoryview(buffer).cast("B")
+
+
+def _write_stream(table: pa.Table, sink: pa.NativeFile) -> None:
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
 
 
 def rows_digest(table: pl.DataFrame) -> str:
