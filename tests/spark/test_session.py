@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,20 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
 
+import millstream as ms
 from millstream.errors import ConfigError, EnvironmentProblem
 from millstream.spark.runtime import internals, local_file_system, session
+from millstream.spark.runtime.fork_server import PLANNER_MODULE
 from millstream.spark.runtime.session import start_session, stop_session
 
 GONE_WAIT_S = 180
+
+
+@dataclass
+class Event:
+    id: int
+
+
 pytestmark = pytest.mark.usefixtures("no_spark")
 
 # A program of its own: a streaming query whose stateful stage is Python, on a source in Python.
@@ -35,6 +45,7 @@ from pathlib import Path
 from pyspark.sql import Row
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from pyspark.sql.streaming import StatefulProcessor
+from millstream.spark.runtime.fork_server import PLANNER_MODULE
 from millstream.spark.runtime.session import start_session, stop_session
 
 class Numbers(DataSource):
@@ -86,6 +97,7 @@ stop_session(spark)
 STEPWISE_PROGRAM = """
 import signal, sys
 from pathlib import Path
+from millstream.spark.runtime.fork_server import PLANNER_MODULE
 from millstream.spark.runtime.session import start_session
 
 assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -191,6 +203,21 @@ def test_workers_are_there_before_a_task_and_nobody_looks_for_data_sources_of_pa
     with pytest.raises(Py4JError, match="nowhere"):
         spark.read.format("nowhere").load()
     assert not any("lookup_data_sources" in each for each in commands_below(jvm))
+
+
+def test_planners_are_forked(spark: SparkSession, tmp_path: Path) -> None:
+    commands: list[str] = []
+    app = ms.App("forked", log=tmp_path)
+    stream = app.topic("events", Event).stream()
+    jvm = spark.sparkContext._gateway.proc.pid
+    stream.foreach(lambda _rows, _context: commands.extend(commands_below(jvm)), name="look")
+    with ms.connect(tmp_path) as log, log.producer() as producer:
+        log.create_topic("events", partitions=1)
+        producer.send("events", {"id": 1})
+    app.run(until="caught-up")
+    planners = [each for each in commands if PLANNER_MODULE in each]
+    assert len(planners) == 1
+    assert "fork_client.py" in planners[0]
 
 
 def test_a_session_is_shared_and_what_it_cannot_change_is_refused(
@@ -340,6 +367,7 @@ def test_the_last_user_ends_spark_and_a_new_session_can_start(tmp_path: Path) ->
 ARCHIVE_PROGRAM = """
 import sys
 from pathlib import Path
+from millstream.spark.runtime.fork_server import PLANNER_MODULE
 from millstream.spark.runtime.session import start_session, stop_session
 
 spark = start_session("first on a machine", folder=Path(sys.argv[1]))

@@ -28,6 +28,7 @@ WORKER_KILLS = 4
 AFTER_S = (0.0, 6.0)
 STARTS_S = 300.0
 _WORKER = b"-m\0millstream.spark.runtime.worker_daemon"  # the JVM's options hold the name, too
+_PLANNER = "planner"  # what a parent of workers calls a process that it forks and that is no worker
 
 
 def run_chaos(options: AdsOptions, console: Console) -> int:
@@ -146,8 +147,11 @@ def workers_of(pid: int, proc: Path = Path("/proc")) -> Sequence[int]:
     for folder in proc.glob("[0-9]*"):
         with suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
             names[int(folder.name)] = (folder / "cmdline").read_bytes()
-            # The name of the program, in parentheses, may hold anything.
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            # The name of the process, in parentheses, may hold anything.
+            about, _, figures = (folder / "stat").read_text().rpartition(")")
+            if about.partition("(")[2] == _PLANNER:
+                names[int(folder.name)] = b""
+            parent = int(figures.split()[1])
             children.setdefault(parent, []).append(int(folder.name))
     found: list[int] = []
     below = list(children.get(pid, ()))

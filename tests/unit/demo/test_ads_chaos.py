@@ -24,6 +24,7 @@ def test_workers_are_found_however_deep_and_only_below_the_driver(tmp_path):
     process(tmp_path, 12, 11, *worker)
     process(tmp_path, 13, 12, *worker)
     process(tmp_path, 14, 11, "python3", "-m", "other")
+    process(tmp_path, 15, 12, *worker, name="planner")
     process(tmp_path, 20, 1, *worker)
     (tmp_path / "30").mkdir()  # it has just ended
     (tmp_path / "self").mkdir()

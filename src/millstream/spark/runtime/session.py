@@ -19,10 +19,12 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream.errors import ConfigError, EnvironmentProblem
+from millstream.spark.runtime.fork_server import SOCKET_VARIABLE, python_script
 from millstream.spark.runtime.java import Java, find_java
 
 if TYPE_CHECKING:
@@ -247,7 +249,7 @@ def _start(
             held=() if scratch is None else (scratch.lock,),
         )
         on_phase("starting Spark")
-        with internals.environment(PYSPARK_PYTHON=_worker_python(local=request.master is None)):
+        with internals.environment(PYSPARK_PYTHON=_worker_python(scratch)):
             spark = internals.open_session(settings, gateway)
         if scratch is not None:
             internals.start_workers(spark)
@@ -371,11 +373,12 @@ def _environment(env: Mapping[str, str], scratch: _Scratch | None, java: Java) -
     made = {
         **env,
         "JAVA_HOME": str(java.home),
-        "PYSPARK_PYTHON": _worker_python(local=scratch is not None),
+        "PYSPARK_PYTHON": _worker_python(scratch),
         "PYSPARK_DRIVER_PYTHON": sys.executable,
     }
     if scratch is not None:
         made |= _WORKER_THREADS
+        made[SOCKET_VARIABLE] = str(scratch.sockets / "fork-server")
         made["SPARK_LOCAL_IP"] = "127.0.0.1"  # works without a network and a resolvable host name
         # Workers must find the modules that this program was started with, wherever it lies.
         made["PYTHONPATH"] = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
@@ -390,9 +393,11 @@ def _environment(env: Mapping[str, str], scratch: _Scratch | None, java: Java) -
     return made
 
 
-def _worker_python(*, local: bool) -> str:
+def _worker_python(scratch: _Scratch | None) -> str:
     """Return the workers' Python: this one here; on a cluster what the user says, if anything."""
-    return sys.executable if local else os.environ.get("PYSPARK_PYTHON", sys.executable)
+    if scratch is None:
+        return os.environ.get("PYSPARK_PYTHON", sys.executable)
+    return scratch.python
 
 
 # ── the machine ─────────────────────────────────────────────────────────────────
@@ -462,6 +467,15 @@ class _Scratch:
         self.archive: ClassArchive | None = None
         self.lock = os.open(self.path, os.O_RDONLY)
         fcntl.flock(self.lock, fcntl.LOCK_EX)
+
+    @cached_property
+    def python(self) -> str:
+        """The Python that Spark starts: a script, which has planners forked; see ``fork_server.py``."""
+        script = self.sockets / "python"
+        script.write_text(python_script(sys.executable))
+        script.chmod(0o700)
+        # Nothing can be run from a file system that is mounted so.
+        return str(script) if os.access(script, os.X_OK) else sys.executable
 
     def release(self) -> None:
         """Leave the folders to the JVM, which has the lock too and deletes them when it ends."""

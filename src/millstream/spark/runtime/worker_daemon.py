@@ -2,7 +2,8 @@
 
 Spark forks its workers from a daemon, which imports little; a worker then spends some two seconds of CPU on
 imports. Imported before the fork, the modules cost that once per daemon, and the workers share the memory.
-These imports start no thread, so forking stays safe.
+These imports start no thread, so forking stays safe. The processes that plan sources are forked, too: see
+``fork_server.py``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import gc
 import sys
 
 from pyspark import daemon
+
+from millstream.spark.runtime.fork_server import start_fork_server
 
 _WORKERS = "pyspark.worker"  # the daemon is started for other, short-lived kinds of worker, too
 
@@ -31,4 +34,5 @@ def load_for_workers() -> None:
 if __name__ == "__main__":
     if _WORKERS in sys.argv:
         load_for_workers()
+        start_fork_server()
     daemon.manager()

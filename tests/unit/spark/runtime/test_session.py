@@ -109,7 +109,7 @@ def test_the_environment_of_the_jvm_names_this_python(
     scratch = session._Scratch(tmp_path) if local else None
     made = session._environment({**os.environ, "SPARK_HOME": "/old/spark"}, scratch, JAVA)
     assert made["PYSPARK_DRIVER_PYTHON"] == sys.executable
-    assert made["PYSPARK_PYTHON"] == (sys.executable if local else "/cluster/python")
+    assert made["PYSPARK_PYTHON"] == (scratch.python if scratch else "/cluster/python")
     assert (made["SPARK_HOME"] == "/old/spark") is not local
     if scratch is not None:
         assert (Path(made["SPARK_HOME"]) / "bin" / "spark-submit").is_file()
