@@ -23,7 +23,7 @@ from millstream.kernels.plan import JobPlan
 from millstream.kernels.tables.static_rows import StaticRows
 from millstream.views.runs.control_files import ResetTarget, reset_command
 
-STATE_FORMAT = 5
+STATE_FORMAT = 6
 """The format version of manifests and runs. State of another version is refused."""
 
 _SINGULAR = {"aggregates": "aggregate", "fields": "field", "keys": "key", "columns": "column"}
