@@ -133,7 +133,8 @@ def build_table_join(
         left, right, keys, renamed, how, conditional=condition is not None, nulls_equal=nulls_equal
     )
     step = left.names.unique(name or f"{how} join on {said}")
-    kernel = TableJoin(step, how, columns, nulls_equal, condition)
+    append_only = left.append_only, right.append_only
+    kernel = TableJoin(step, how, columns, nulls_equal, condition, append_only)
     shape = StreamShape(
         columns.types,
         mode="retract",
@@ -141,7 +142,7 @@ def build_table_join(
         primary_key=key,
         key_not_null=not_null,
         is_table=True,
-        append_only=how == "inner" and left.append_only and right.append_only,
+        append_only=how == "inner" and all(append_only),
         names=left.names,
     )
     return kernel, shape

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from millstream.kernels.frames import decode_frame, encode_frame
-from millstream.kernels.state.sorted_runs import _to_arrow, decode_run, encode_run
+from millstream.kernels.state.sorted_runs import decode_run, encode_run, to_arrow
 
 KINDS = {
     "int": pl.Series([1, None]),
@@ -79,7 +79,7 @@ def test_what_follows_lists_that_are_all_empty_comes_out_as_it_went_in(kind):
     table = groups_of_empty_lists(LISTS[kind])
     for each in (table, table.select("n", "lists", "text"), table.select("n", "lists")):
         assert decode_frame(encode_frame(each)).equals(each)
-        assert pl.from_arrow(decode_run(encode_run(_to_arrow(each)))).equals(each)
+        assert pl.from_arrow(decode_run(encode_run(to_arrow(each)))).equals(each)
     for each in (table.clear(), table.slice(1), pl.concat([table, table], rechunk=False)):
         assert decode_frame(encode_frame(each)).equals(each)
-        assert pl.from_arrow(decode_run(encode_run(_to_arrow(each)))).equals(each)
+        assert pl.from_arrow(decode_run(encode_run(to_arrow(each)))).equals(each)

@@ -45,6 +45,12 @@ class JoinInput:
         """The names that its columns have in the result."""
         return [name for _, name, _ in self.columns]
 
+    @property
+    def copied_keys(self) -> dict[str, str]:
+        """The keys that the result has, too, each with the name of that column."""
+        names = {name: renamed for name, renamed, _ in self.columns}
+        return {key: names[on] for on, key in zip(self.on, self.keys, strict=True) if on in names}
+
     def project(self, rows: pl.DataFrame, hidden: Sequence[str]) -> pl.DataFrame:
         """Return the keys and columns of rows, and of the hidden columns those that are there."""
         keys = [rows[name].alias(key) for name, key in zip(self.on, self.keys, strict=True)]

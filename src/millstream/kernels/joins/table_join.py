@@ -40,11 +40,13 @@ from millstream.kernels.joins.join_input import (
 )
 from millstream.kernels.joins.join_operator import JoinOperator
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
+from millstream.kernels.state.appended_rows import AppendedRows
 from millstream.kernels.state.arrangement import Arrangement
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
 
 JoinKind = Literal["inner", "left", "right", "full", "semi", "anti"]
+Kept = Arrangement | AppendedRows
 
 _HIDDEN = (TIME, WEIGHT, HASH)
 _ROW = "__row"
@@ -57,6 +59,7 @@ class TableJoin(JoinOperator):
     """The operator of the join of two tables.
 
     ``condition`` is over the columns of the result, and holds for pairs besides the equality of keys.
+    ``append_only``: whether rows of the left and of the right input are only added.
     """
 
     name: str
@@ -64,6 +67,7 @@ class TableJoin(JoinOperator):
     columns: JoinedColumns
     nulls_equal: bool = False
     condition: pl.Expr | None = None
+    append_only: tuple[bool, bool] = (False, False)
 
     @property
     def keeps_left(self) -> bool:
@@ -97,13 +101,12 @@ class TableJoin(JoinOperator):
             counts=Counter(held=sum(table.height for tables in inputs.values() for table in tables))
         )
         left, right = (self._changes(inputs.get(n, ()), n, context.seed) for n in (0, 1))
-        kept = Arrangement(state, "left"), Arrangement(state, "right")
+        kept = self._kept(state, 0), self._kept(state, 1)
         made: list[pl.DataFrame] = []
         ledger = StateLedger(self.name, (kept[0].runs, kept[1].runs))
         if not self.nulls_equal:
-            without = [rows.filter(null_keys(rows, self.by)) for rows in (left, right)]
-            left, right = (rows.filter(~null_keys(rows, self.by)) for rows in (left, right))
-            made += self._without_key(*without)
+            (left, left_without), (right, right_without) = map(self._by_key, (left, right))
+            made += self._without_key(left_without, right_without)
         ledger.events_in += total_weight(left) + total_weight(right)
         if left.height or right.height:
             made += _JoinBatch(self, kept, left, right).changes()
@@ -111,10 +114,22 @@ class TableJoin(JoinOperator):
         if rows:
             changed = consolidate(pl.concat(rows)).drop(HASH)
             result.rows = with_diff(changed) if changed.height else None
-        for arrangement, changes in zip(kept, (left, right), strict=True):
-            arrangement.add(changes)
+        for rows_kept, changes in zip(kept, (left, right), strict=True):
+            rows_kept.add(changes)
         ledger.check()
         return result
+
+    def _kept(self, state: OperatorState, number: int) -> Kept:
+        """Return the rows that are kept of an input."""
+        family = ("left", "right")[number]
+        if self.append_only[number]:
+            return AppendedRows(state, family, self.inputs[number].copied_keys)
+        return Arrangement(state, family)
+
+    def _by_key(self, rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Divide rows into those with a key, and those of whose key a part is null."""
+        null = null_keys(rows, self.by)
+        return (rows.filter(~null), rows.filter(null)) if null.any() else (rows, rows.clear())
 
     def _changes(self, tables: Sequence[pl.DataFrame], number: int, seed: int) -> pl.DataFrame:
         """Return the changes of an input, with the hash of the key; equal rows of opposite sign cancel."""
@@ -161,7 +176,7 @@ class _JoinBatch:
     """One batch of one bucket: the changes of both inputs, and what was kept of the keys they touch."""
 
     join: TableJoin
-    kept: tuple[Arrangement, Arrangement]
+    kept: tuple[Kept, Kept]
     left: pl.DataFrame
     right: pl.DataFrame
 

@@ -200,7 +200,7 @@ class SortedRuns:
             self.store.drop(part)
 
     def _saved(self, slot: int, rows: pl.DataFrame) -> Run:
-        table = _to_arrow(sort_by_hash(rows, self.sort_column))
+        table = to_arrow(sort_by_hash(rows, self.sort_column))
         return replace(self.store.save(slot, table), events=self._events_in(table))
 
     def _events_in(self, table: pa.Table) -> int:
@@ -379,7 +379,8 @@ def _positions(held: Hashes, wanted: Hashes) -> np.ndarray[Any, np.dtype[np.int6
     return (starts + np.arange(counts.sum())).astype(np.int64)
 
 
-def _to_arrow(rows: pl.DataFrame) -> pa.Table:
+def to_arrow(rows: pl.DataFrame) -> pa.Table:
+    """Return rows as a table that a store of runs takes."""
     # The oldest layout (offsets and bytes, no string views) is the one every Arrow can gather from.
     return arrow_table(rows, pl.CompatLevel.oldest()).combine_chunks()
 

@@ -22,7 +22,7 @@ from millstream.kernels.definition import canonical_text, field_to_text, to_text
 from millstream.kernels.plan import JobPlan
 from millstream.views.runs.control_files import ResetTarget, reset_command
 
-STATE_FORMAT = 5
+STATE_FORMAT = 6
 """The format version of manifests and runs. State of another version is refused."""
 
 _SINGULAR = {"aggregates": "aggregate", "fields": "field", "keys": "key", "columns": "column"}

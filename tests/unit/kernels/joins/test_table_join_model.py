@@ -69,7 +69,7 @@ def _other_zeros(row):
     }
 
 
-def kernel_of(how, on, *, nulls_equal=False, where=None):
+def kernel_of(how, on, *, nulls_equal=False, where=None, append_only=(False, False)):
     types = tuple(LEFT[name] for name in on)
     right = tuple(
         (n, f"{n}_right" if n in LEFT else n, t) for n, t in RIGHT.items() if n not in on.values()
@@ -82,7 +82,7 @@ def kernel_of(how, on, *, nulls_equal=False, where=None):
         tuple(zip(on, key_names(len(on)), strict=True)),
         how not in ("semi", "anti"),
     )
-    return TableJoin("join", how, columns, nulls_equal, where)
+    return TableJoin("join", how, columns, nulls_equal, where, append_only)
 
 
 def naive(left, right, on, how, **options):
@@ -117,9 +117,11 @@ CONDITIONS = {
 }
 
 
-def check_history(history, how, on, nulls_equal, condition, buckets, cut):
+def check_history(
+    history, how, on, nulls_equal, condition, buckets, cut, append_only=(False, False)
+):
     expression, rule = CONDITIONS[condition]
-    kernel = kernel_of(how, on, nulls_equal=nulls_equal, where=expression)
+    kernel = kernel_of(how, on, nulls_equal=nulls_equal, where=expression, append_only=append_only)
     run, folded = KernelRun(kernel, buckets=buckets, seed=buckets), Folded()
     left, right = Side(LEFT, "k"), Side(RIGHT, "j")
     for of_left, of_right in history:
@@ -144,3 +146,26 @@ def test_after_each_batch_the_changes_sum_up_to_the_join_of_both_tables(
     how, history, on, nulls_equal, condition, buckets, cut
 ):
     check_history(history, how, on, nulls_equal, condition, buckets, cut)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@settings(max_examples=some(25))
+@given(
+    histories,
+    st.sampled_from([{"k": "j"}, {"t": "t"}, {"k": "j", "t": "t"}]),
+    st.booleans(),
+    st.sampled_from(list(CONDITIONS)),
+    st.sampled_from([1, 1, 4]),
+    st.sampled_from([(True, True), (True, False), (False, True)]),
+)
+def test_inputs_whose_rows_are_only_added_give_the_same(
+    how, history, on, nulls_equal, condition, buckets, append_only
+):
+    added = [
+        tuple(
+            [("insert", number, row) for _, number, row in side] if only else side
+            for side, only in zip(sides, append_only, strict=True)
+        )
+        for sides in history
+    ]
+    check_history(added, how, on, nulls_equal, condition, buckets, 2, append_only)

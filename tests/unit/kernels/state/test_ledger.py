@@ -214,12 +214,12 @@ class Damage:
 
 def damaged_run(kind, where, damage, rows_given):
     """Run with the damage; give what came out, or None if the ledger found it."""
-    read, write = sorted_runs.polars_table, sorted_runs._to_arrow
+    read, write = sorted_runs.polars_table, sorted_runs.to_arrow
     with pytest.MonkeyPatch.context() as patch:
         if where == "read":
             patch.setattr(sorted_runs, "polars_table", lambda table: damage(read(table)))
         else:
-            patch.setattr(sorted_runs, "_to_arrow", lambda rows: write(damage(rows)))
+            patch.setattr(sorted_runs, "to_arrow", lambda rows: write(damage(rows)))
         try:
             run = rows_given(app_of(kind), {"events": EVENTS}, batches=2, partitions=2)
             return said(run, kind)
