@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import signal
 import threading
@@ -29,6 +30,7 @@ from millstream.object_store.address import StateUrl
 from millstream.object_store.place import StatePlace
 from millstream.spark.dataframes import add_dataframe, add_native_step, to_dataframe
 from millstream.spark.failures import to_millstream_error
+from millstream.spark.frame_blocks import FrameBlocks
 from millstream.spark.frame_files import FrameFiles
 from millstream.spark.job_metadata import (
     JobMetadata,
@@ -145,8 +147,9 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
         if place is not None:
             begin_at_place(place, committer)
         watermark = watermark_before(committer.state_store, job.app)
-        frame_files = _frame_files(job, committer.run)
-        frame_files.remove_earlier_runs()
+        FrameFiles(_frames(job) / "0").remove_earlier_runs()
+        share = shares_disk(options.master, plan, place)
+        frame_files = FrameFiles(_frames(job) / str(committer.run) if share else None)
         sink = CommitSink(
             plan,
             committer,
@@ -156,6 +159,7 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
             frame_files,
             DeadLetterShare(options.dead_max, options.on_alarm),
             partial(planned_at, job.folder / "checkpoint"),
+            None if share else FrameBlocks(),
         )
         running.enter_context(hold_run_lock(job.folder, committer.run))
         check_no_reset(job.folder)  # again, now that a reset would see this run
@@ -214,8 +218,17 @@ def _job_metadata(job: Job, cores: int) -> JobMetadata:
     )
 
 
-def _frame_files(job: Job, run: int) -> FrameFiles:
-    return FrameFiles(job.folder.absolute() / "frames" / str(run))
+def _frames(job: Job) -> Path:
+    return job.folder.absolute() / "frames"
+
+
+def shares_disk(master: str | None, plan: JobPlan, place: StatePlace | None) -> bool:
+    """Return whether executors have the app's folder: then large frames go through it, else through Spark.
+
+    They have it on this machine, and on a cluster where they keep the runs of state there.
+    """
+    local = master is None or re.fullmatch(r"local(\[.*\])?", master) is not None
+    return local or (place is None and bool(plan.stages))
 
 
 def build_frames(
@@ -328,6 +341,7 @@ class _Query:
             self.spark.sparkContext,
             committer.state_store.state_manifests(self.job.app, JOB),
             self.place,
+            self.sink.blocks,
         )
 
     def _wait(self, query: StreamingQuery) -> str:

@@ -1,6 +1,7 @@
 """Runs the stages of a batch: on the driver if they have little input, in workers if they have much.
 
-The driver has the frames of a batch by name (see `frame_files.py`), and passes them from stage to stage.
+The driver has the frames of a batch by name (see `frame_files.py` and, for machines that share no disk,
+`frame_blocks.py`), and passes them from stage to stage.
 The size of a stage's input decides where it runs. A task in a worker costs tens of milliseconds besides
 its work, for each stage and partition; the kernels of a small batch take less. So a small batch costs at
 most one Spark task, that of its source, and a large one uses all cores where it is large: the output of a
@@ -32,6 +33,7 @@ from millstream.kernels.state.operator_state import run_names
 from millstream.object_store.folder import FolderStore
 from millstream.object_store.place import StatePlace
 from millstream.object_store.store import ObjectStore, RequestCounts
+from millstream.spark.frame_blocks import PORT_RESULT, FrameBlocks
 from millstream.spark.frame_files import FrameFiles
 from millstream.spark.stages.journal_files import JOURNAL_FOLDER, JournalFiles, remove_entries
 from millstream.spark.stages.run_files import ObjectsInUse, RunFiles
@@ -147,12 +149,37 @@ class _Task:
             yield from runner.run_task(part)
 
 
+@dataclass(frozen=True)
+class _BlockTask:
+    """The same for :class:`FrameBlocks`: after the rows of a bucket comes one with its manifest."""
+
+    packed: bytes
+
+    def __call__(self, work: list[BucketInput]) -> Iterator[FrameRow]:
+        runner: StageRunner = pickle.loads(self.packed)  # noqa: S301 - made by StageExecutor, in this job
+        for done in runner.run_task(work):
+            yield from done.rows
+            yield FrameRow(PORT_RESULT, done.bucket, pickle.dumps(done._replace(rows=[])))
+
+
+def _outputs(rows: Iterable[FrameRow]) -> Iterator[BucketOutput]:
+    """Put the rows of :class:`_BlockTask` together again, bucket by bucket."""
+    waiting: list[FrameRow] = []
+    for row in rows:
+        if row.port != PORT_RESULT:
+            waiting.append(row)
+            continue
+        done: BucketOutput = pickle.loads(row.frame)  # noqa: S301 - made by a task, in this job
+        yield done._replace(rows=waiting)
+        waiting = []
+
+
 @dataclass
 class StageExecutor:
     """The stages of a job between the batches of one run.
 
     ``partitions`` is the number of tasks that a large batch is divided into. ``place`` has the sorted runs, if
-    ``folder`` does not. ``requests`` are those to an object store since the last commit. Not thread-safe:
+    ``folder`` does not. Large frames are in ``blocks``, if it is given, and otherwise in ``frame_files``. ``requests`` are those to an object store since the last commit. Not thread-safe:
     batches run one at a time.
     """
 
@@ -164,13 +191,14 @@ class StageExecutor:
     context: SparkContext
     manifests: Manifests
     place: StatePlace | None = None
+    blocks: FrameBlocks | None = None
     requests: RequestCounts = field(default_factory=RequestCounts)
     _new_manifests: Manifests = field(default_factory=dict)
     _next_batch_id: int | None = None
     _store: ObjectStore = field(init=False)
     _in_use: ObjectsInUse = field(init=False)
     _runners: list[StageRunner] = field(init=False)
-    _tasks: dict[int, _Task] = field(default_factory=dict)
+    _packed: dict[int, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._store = open_run_store(self.folder, self.place)
@@ -235,24 +263,35 @@ class StageExecutor:
 
     def _run(self, depth: int, work: list[BucketInput], files: RunFiles) -> Iterable[BucketOutput]:
         if self._is_small(work):
+            if self.blocks is not None:
+                work = [each._replace(rows=self.blocks.get(each.rows)) for each in work]
             return self._runners[depth].run(work, files)
         parts: dict[int, list[BucketInput]] = {}
         for each in work:
             rows = [self.frame_files.put(row) for row in each.rows]
             parts.setdefault(each.bucket % self.partitions, []).append(each._replace(rows=rows))
-        tasks = self.context.parallelize(list(parts.values()), len(parts))
-        done: list[BucketOutput] = tasks.mapPartitions(self._task(depth)).collect()
+        done = self._run_tasks(depth, list(parts.values()))
         return sorted(done, key=lambda each: each.bucket)
 
-    def _is_small(self, work: list[BucketInput]) -> bool:
-        frames = (row.frame for each in work for row in each.rows)
-        return sum(map(self.frame_files.size_bytes, frames)) <= DRIVER_BYTES_MAX
+    def _run_tasks(self, depth: int, parts: list[list[BucketInput]]) -> Iterable[BucketOutput]:
+        packed = self._packed_runner(depth)
+        if self.blocks is not None:
+            ports = self.plan.stages[depth].ports
+            return _outputs(self.blocks.run_tasks(_BlockTask(packed), parts, ports))
+        tasks = self.context.parallelize(parts, len(parts))
+        done: list[BucketOutput] = tasks.mapPartitions(_Task(packed)).collect()
+        return done
 
-    def _task(self, depth: int) -> _Task:
-        if depth not in self._tasks:
+    def _is_small(self, work: list[BucketInput]) -> bool:
+        size_bytes = (self.blocks or self.frame_files).size_bytes
+        frames = (row.frame for each in work for row in each.rows)
+        return sum(map(size_bytes, frames)) <= DRIVER_BYTES_MAX
+
+    def _packed_runner(self, depth: int) -> bytes:
+        if depth not in self._packed:
             packed: bytes = cloudpickle.dumps(self._runners[depth])  # type: ignore[no-untyped-call]
-            self._tasks[depth] = _Task(packed)
-        return self._tasks[depth]
+            self._packed[depth] = packed
+        return self._packed[depth]
 
 
 @dataclass
