@@ -56,7 +56,7 @@ class CommitSink:
 
     Spark may call it again with a batch that was committed before a crash: the fence is found, and nothing
     is done. ``stages`` is set before the first batch if the plan has any. Large frames are in ``blocks``, if it is
-    given, and otherwise in ``frame_files``.
+    given, and otherwise in ``frame_files``. ``on_begin`` is called before anything is done for a batch.
     """
 
     plan: JobPlan
@@ -68,6 +68,7 @@ class CommitSink:
     dead_letter_share: DeadLetterShare = field(default_factory=lambda: DeadLetterShare(1.0))
     planned_at: Callable[[int], float | None] = lambda _batch_id: None
     blocks: FrameBlocks | None = None
+    on_begin: Callable[[int], None] = lambda _batch_id: None
     stages: StageExecutor | None = None
     totals: RunTotals = field(default_factory=RunTotals)
     error: BaseException | None = None
@@ -85,6 +86,7 @@ class CommitSink:
     def _commit(self, frames: DataFrame, batch_id: int) -> None:
         if not self.committer.is_next(batch_id):
             return
+        self.on_begin(batch_id)
         blocks = self.blocks
         rows: Sequence[FrameRow] = collect(frames) if blocks is None else blocks.collect(frames)
         state: Manifests = {}

@@ -11,7 +11,7 @@ Either way the same kernels run over the same rows and state. The state of a sta
 manifest, which names sorted runs in files or objects (`run_files.py`). Between batches the manifests are here: a task gets those of its
 buckets and returns the new ones, and the state store commits them together with the batch's rows. So there
 is no separate commit of state, and no order of two commits to keep. What a batch learns from outside is in
-journals (`journal_files.py`), which outlive an attempt at it.
+journals (`journal_place.py`), which outlive an attempt at it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ import json
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark import cloudpickle
 
+from millstream.kernels.enrichment.operator import Enrichment
 from millstream.kernels.frames import PORT_TIME, FrameRow, decode_message
 from millstream.kernels.plan import JobPlan, StagePlan
 from millstream.kernels.stage import run_stage
+from millstream.kernels.state.journal import Journal
 from millstream.kernels.state.keyhash import Buckets
 from millstream.kernels.state.operator_state import run_names
 from millstream.object_store.folder import FolderStore
@@ -35,7 +38,7 @@ from millstream.object_store.place import StatePlace
 from millstream.object_store.store import ObjectStore, RequestCounts
 from millstream.spark.frame_blocks import PORT_RESULT, FrameBlocks
 from millstream.spark.frame_files import FrameFiles
-from millstream.spark.stages.journal_files import JOURNAL_FOLDER, JournalFiles, remove_entries
+from millstream.spark.stages.journal_place import JournalPlace
 from millstream.spark.stages.run_files import ObjectsInUse, RunFiles
 
 if TYPE_CHECKING:
@@ -70,11 +73,11 @@ class BucketOutput(NamedTuple):
 
 @dataclass
 class FileBucketState:
-    """The state of one stage in one bucket during a batch. ``folder`` has its journals."""
+    """The state of one stage in one bucket during a batch."""
 
     stored: bytes | None
     files: RunFiles
-    folder: Path
+    journals: JournalPlace
     batch_id: int
     bucket: int
 
@@ -90,16 +93,16 @@ class FileBucketState:
         """Return the store of an operator's runs: one for all operators, as names are unique."""
         return self.files
 
-    def journal(self, key: str) -> JournalFiles:
+    def journal(self, key: str) -> Journal:
         """Return the journal of an operator."""
-        return JournalFiles(self.folder / JOURNAL_FOLDER, self.batch_id, key, self.bucket)
+        return self.journals.journal(self.batch_id, key, self.bucket)
 
 
 @dataclass(frozen=True)
 class StageRunner:
     """Runs one stage. ``number`` is that of the app's run.
 
-    ``folder`` has its journals, and its sorted runs unless they are at ``place``.
+    ``folder`` has its journals and its sorted runs, unless they are at ``place``.
     """
 
     stage: StagePlan
@@ -115,8 +118,9 @@ class StageRunner:
 
     def run(self, work: Iterable[BucketInput], files: RunFiles) -> Iterator[BucketOutput]:
         """Run one batch in some buckets. The state of the output is durable after ``files.sync()``."""
+        journals = JournalPlace(self.folder, self.place)
         for batch_id, bucket, rows, manifest in work:
-            state = FileBucketState(manifest, files, self.folder, batch_id, bucket)
+            state = FileBucketState(manifest, files, journals, batch_id, bucket)
             frames = map(self.frame_files.get, rows)
             out = list(run_stage(self.stage, bucket, self.buckets, frames, state))
             assert state.stored is not None
@@ -220,7 +224,7 @@ class StageExecutor:
         """
         self._new_manifests, first = {}, self._next_batch_id is None
         if first:  # what earlier runs left
-            remove_entries(self._journal, keep=batch_id)
+            self._journals.remove(keep=batch_id)
         self._next_batch_id = batch_id + 1
         self.requests = RequestCounts()
         before = self._store.requests
@@ -251,15 +255,21 @@ class StageExecutor:
         self.manifests |= self._new_manifests
         self._new_manifests = {}
         assert self._next_batch_id is not None
-        remove_entries(self._journal, keep=self._next_batch_id)
+        if self._writes_journals:
+            self._journals.remove(keep=self._next_batch_id)
 
     def close(self) -> None:
         """Wait a little for what is being removed from an object store."""
         self._store.close()
 
     @property
-    def _journal(self) -> Path:
-        return self.folder / JOURNAL_FOLDER
+    def _journals(self) -> JournalPlace:
+        return JournalPlace(self.folder, self.place)
+
+    @cached_property
+    def _writes_journals(self) -> bool:
+        operators = (operator for stage in self.plan.stages for operator in stage.operators)
+        return any(isinstance(operator.kernel, Enrichment) for operator in operators)
 
     def _run(self, depth: int, work: list[BucketInput], files: RunFiles) -> Iterable[BucketOutput]:
         if self._is_small(work):
