@@ -1,8 +1,9 @@
-"""Install the programs of others that tests want, by apt, where this is root; say what is missing."""
+"""Install the programs of others that tests want: by apt, where this is root, and by Go; say what is missing."""
 
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,11 +23,41 @@ WANTED: dict[str, tuple[str, Callable[[], bool]]] = {
     "kcat": ("the tests of the broker with kcat", lambda: bool(shutil.which("kcat"))),
 }
 
+# A program in Go, which tests/s3_server.py finds here.
+S3_SERVER = Path.home() / ".cache/millstream/versitygw"
+S3_MODULE = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
+
 
 def install() -> list[str]:
     """Install what is missing; return a line for each that cannot be, with the tests and the reason."""
     reasons = {tests: why_missing(package, there) for package, (tests, there) in WANTED.items()}
+    reasons["the tests of state in S3"] = why_no_s3()
     return [f"{tests}: {reason}" for tests, reason in reasons.items() if reason]
+
+
+def why_no_s3() -> str:
+    """Build the S3 server into the user's cache if Go is here; say why not, "" if it is there."""
+    if os.environ.get("MILLSTREAM_VERSITYGW") or shutil.which("versitygw") or S3_SERVER.exists():
+        return ""
+    if not shutil.which("go"):
+        return f"versitygw is not installed, and there is no Go here to build it with: go install {S3_MODULE}"
+    say("building versitygw, about five minutes")
+    S3_SERVER.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=S3_SERVER.parent) as folder:
+        done = subprocess.run(
+            ["go", "install", S3_MODULE],
+            env={**os.environ, "GOBIN": folder},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        if done.returncode == 0:
+            (Path(folder) / "versitygw").replace(S3_SERVER)
+            return ""
+    last = (done.stdout.strip().splitlines() or ["nothing"])[-1]
+    return f"go could not build versitygw and said: {last}"
 
 
 def why_missing(package: str, there: Callable[[], bool]) -> str:

@@ -79,6 +79,11 @@ LOWERED: dict[str, dict[str, float]] = {
     "log.segment": {"READ_BYTES": 1, "_INDEX_LAG_BYTES": 1, "_ROOM_BYTES_MIN": 61},
     "log.unread": {"BLOCKS_MAX": 2, "BLOCK_BYTES": 1},
     "spark.source.split_reader": {"CHUNK_BYTES": 1},
+    "spark.frame_blocks": {
+        "_NAMED_BYTES_MIN": 1,
+        "_FETCHED_BYTES_MAX": 1,
+        "_COLLECTED_BYTES_MAX": 1,
+    },
     "spark.frame_files": {"_BYTES_MIN": 1},
     "spark.stages.run_files": {"OWN_FILE_BYTES_MIN": 1},
     "spark.source.planner": {

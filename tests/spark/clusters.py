@@ -67,13 +67,14 @@ class Cluster:
         here = ("--host", "127.0.0.1", *self.at(0, 0))
         return self.start(name, f"{DEPLOY}.worker.Worker", *here, *size, self.master)
 
-    def start(self, name, *command):
+    def start(self, name, *command, inside=(), environment=None):
+        """Start a process of Spark's; ``inside`` is the command that it is started by, if any."""
         said = self.opened.enter_context((self.folder / f"{name}.log").open("wb"))
         process = subprocess.Popen(
-            [str(SPARK_CLASS), *command],
+            [*inside, str(SPARK_CLASS), *command],
             stdout=said,
             stderr=said,
-            env=self.environment,
+            env=environment or self.environment,
             start_new_session=True,
         )
         self.opened.callback(end, process)

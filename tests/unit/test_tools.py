@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -38,6 +39,7 @@ def test_what_is_missing_is_told_with_its_reason(
     tool: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = False
+    monkeypatch.setattr(tool, "S3_SERVER", Path(__file__))
     monkeypatch.setattr(tool, "WANTED", {"kcat": ("the tests with kcat", lambda: there)})
     monkeypatch.setattr(tool.os, "geteuid", lambda: 1000)
     assert "only root can install it" in tool.install()[0]
@@ -55,6 +57,30 @@ def test_what_is_missing_is_told_with_its_reason(
     assert asked == ["install", "update", "install"]
     there = True
     assert tool.install() == []
+
+
+@pytest.mark.parametrize("tool", ["services"], indirect=True)
+def test_the_s3_server_is_built_once_where_go_is(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    built, ends = tmp_path / "cache/versitygw", [1, 0]
+    monkeypatch.delenv("MILLSTREAM_VERSITYGW", raising=False)
+    monkeypatch.setattr(tool, "S3_SERVER", built)
+    monkeypatch.setattr(tool.shutil, "which", lambda _: None)
+    assert "no Go here" in tool.why_no_s3()
+
+    def build(_command: list[str], *, env: dict[str, str], **_: object) -> object:
+        code = ends.pop(0)
+        if code == 0:
+            (Path(env["GOBIN"]) / "versitygw").touch()
+        return subprocess.CompletedProcess([], code, "go: no network\n")
+
+    monkeypatch.setattr(tool.shutil, "which", lambda name: name if name == "go" else None)
+    monkeypatch.setattr(tool.subprocess, "run", build)
+    assert tool.why_no_s3() == "go could not build versitygw and said: go: no network"
+    assert tool.why_no_s3() == ""
+    assert [path.name for path in built.parent.iterdir()] == ["versitygw"]
+    assert tool.why_no_s3() == "", "it is there: nothing is built"
 
 
 def test_every_file_of_tests_that_is_named_is_there() -> None:

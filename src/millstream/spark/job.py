@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import signal
 import threading
@@ -27,8 +28,10 @@ from millstream.kernels.plan import JobPlan
 from millstream.kernels.state.keyhash import Buckets
 from millstream.object_store.address import StateUrl
 from millstream.object_store.place import StatePlace
+from millstream.spark.checkpoint_copy import DESCRIPTION, CheckpointCopy, may_be_elsewhere
 from millstream.spark.dataframes import add_dataframe, add_native_step, to_dataframe
 from millstream.spark.failures import to_millstream_error
+from millstream.spark.frame_blocks import FrameBlocks
 from millstream.spark.frame_files import FrameFiles
 from millstream.spark.job_metadata import (
     JobMetadata,
@@ -46,6 +49,7 @@ from millstream.spark.source.planner import SourceSpec
 from millstream.spark.stages.executor import StageExecutor
 from millstream.spark.state_place import begin_at_place, load_or_create_place
 from millstream.spark.topic_ids import check_same_topics, save_topic_ids
+from millstream.views.commit.committer import BatchCommitter
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.runs.control_files import (
     check_no_reset,
@@ -57,6 +61,7 @@ from millstream.views.runs.dead_letter_share import DeadLetterShare
 from millstream.views.runs.failure import record_failure
 from millstream.views.runs.progress import Progress, Report, Until, describe_created_topic
 from millstream.views.schema import JOB
+from millstream.views.sink import RunStart
 from millstream.views.state_store.store import StateStore
 from millstream.views.store_location import StoreLocation, prepare_state_store
 from millstream.views.store_note import check_same_store, note_store
@@ -132,12 +137,16 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
     with open_committer(plan, job.state_store, job.log, options.on_notice) as committer:
         # before this run replaces another one, or is noted as begun
         place = load_or_create_place(job.app, committer.state_store, job.state, job.folder)
+        checkpoint = _CheckpointStore(
+            job, committer, may_be_elsewhere(plan, place, job.state_store)
+        )
         next_batch_id = committer.begin_run(
             JOB,
-            load_or_create_checkpoint_id(job.folder),
+            checkpoint.load_or_create_id(),
             partitioning=metadata.partitioning,
             same_expressions=options.same_expressions,
         )
+        checkpoint.restore(next_batch_id, options.on_notice)
         save_topic_ids(job.app, committer.state_store, plan, log)
         committer.state_store.put_description(job.app, "dashboard", job.dashboard)
         note_store(job.folder, job.state_store)
@@ -145,8 +154,9 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
         if place is not None:
             begin_at_place(place, committer)
         watermark = watermark_before(committer.state_store, job.app)
-        frame_files = _frame_files(job, committer.run)
-        frame_files.remove_earlier_runs()
+        FrameFiles(_frames(job) / "0").remove_earlier_runs()
+        share = shares_disk(options.master, plan, place)
+        frame_files = FrameFiles(_frames(job) / str(committer.run) if share else None)
         sink = CommitSink(
             plan,
             committer,
@@ -156,6 +166,8 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
             frame_files,
             DeadLetterShare(options.dead_max, options.on_alarm),
             partial(planned_at, job.folder / "checkpoint"),
+            None if share else FrameBlocks(),
+            checkpoint.save,
         )
         running.enter_context(hold_run_lock(job.folder, committer.run))
         check_no_reset(job.folder)  # again, now that a reset would see this run
@@ -170,6 +182,42 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
     read = {source.topic for source in plan.sources}
     empty = tuple(name for name in created.names if name in read)
     return replace(report, created_topics=empty, other_topics=created.others)
+
+
+@dataclass(frozen=True)
+class _CheckpointStore:
+    """The copy of a job's checkpoint in its state store, if the job ``may_move`` to another folder."""
+
+    job: Job
+    committer: BatchCommitter
+    may_move: bool
+
+    def load_or_create_id(self) -> str:
+        copy = self._copy()
+        return load_or_create_checkpoint_id(self.job.folder) if copy is None else copy.checkpoint_id
+
+    def restore(self, next_batch_id: int, on_notice: Callable[[str], None]) -> None:
+        """Make the folder's checkpoint again if the app has run elsewhere since. The run has begun."""
+        copy = self._copy()
+        if copy is not None and copy.restore(self.job.folder / "checkpoint", next_batch_id):
+            on_notice(
+                f"{self.job.app} has run in another folder before: this run goes on from batch {next_batch_id}, as "
+                "the state store has it."
+            )
+
+    def save(self, batch_id: int) -> None:
+        """Keep the plan of a batch before anything is done for it."""
+        if self.may_move:
+            copy = CheckpointCopy.read(self.job.folder / "checkpoint", batch_id)
+            start = RunStart(self.job.app, JOB, self.committer.run, copy.checkpoint_id)
+            store = self.committer.state_store
+            store.put_run_description(start, DESCRIPTION, copy.to_message())
+
+    def _copy(self) -> CheckpointCopy | None:
+        if not self.may_move:
+            return None
+        found = self.committer.state_store.description(self.job.app, DESCRIPTION)
+        return CheckpointCopy.from_message(found)
 
 
 def _runs(job: Job) -> Path:
@@ -214,8 +262,17 @@ def _job_metadata(job: Job, cores: int) -> JobMetadata:
     )
 
 
-def _frame_files(job: Job, run: int) -> FrameFiles:
-    return FrameFiles(job.folder.absolute() / "frames" / str(run))
+def _frames(job: Job) -> Path:
+    return job.folder.absolute() / "frames"
+
+
+def shares_disk(master: str | None, plan: JobPlan, place: StatePlace | None) -> bool:
+    """Return whether executors have the app's folder: then large frames go through it, else through Spark.
+
+    They have it on this machine, and on a cluster where they keep the runs of state there.
+    """
+    local = master is None or re.fullmatch(r"local(\[.*\])?", master) is not None
+    return local or (place is None and bool(plan.stages))
 
 
 def build_frames(
@@ -328,6 +385,7 @@ class _Query:
             self.spark.sparkContext,
             committer.state_store.state_manifests(self.job.app, JOB),
             self.place,
+            self.sink.blocks,
         )
 
     def _wait(self, query: StreamingQuery) -> str:

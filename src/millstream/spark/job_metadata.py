@@ -24,7 +24,7 @@ from millstream.views.store_location import (
     state_store_exists,
 )
 
-_CHECKPOINT_ID = "millstream-checkpoint-id"
+CHECKPOINT_ID_FILE = "millstream-checkpoint-id"
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,10 @@ def load_or_create_checkpoint_id(folder: Path) -> str:
     # that has no id belongs to something else: the views refuse the new id if they hold batches.
     checkpoint = folder / "checkpoint"
     checkpoint.mkdir(parents=True, exist_ok=True)  # step 1
-    identity = checkpoint / _CHECKPOINT_ID
+    identity = checkpoint / CHECKPOINT_ID_FILE
     if not identity.exists():
         new = uuid.uuid4().hex
-        draft = checkpoint / f"{_CHECKPOINT_ID}.{new}"
+        draft = checkpoint / f"{CHECKPOINT_ID_FILE}.{new}"
         replace_file(DISK, draft, new.encode())  # step 2
         try:
             os.link(draft, identity)

@@ -13,6 +13,7 @@ from millstream.kernels.dedup.operator import FALSE_POSITIVE_RATE
 from millstream.kernels.frames import FrameRow
 from millstream.kernels.plan import JobPlan
 from millstream.object_store.store import RequestCounts
+from millstream.spark.frame_blocks import FrameBlocks
 from millstream.spark.frame_files import FrameFiles
 from millstream.spark.source.event_times import EventTimesFile
 from millstream.spark.stages.executor import Manifests, StageExecutor
@@ -54,7 +55,8 @@ class CommitSink:
     """Spark calls it with every batch; an error here ends the query and is kept for the caller.
 
     Spark may call it again with a batch that was committed before a crash: the fence is found, and nothing
-    is done. ``stages`` is set before the first batch if the plan has any.
+    is done. ``stages`` is set before the first batch if the plan has any. Large frames are in ``blocks``, if it is
+    given, and otherwise in ``frame_files``. ``on_begin`` is called before anything is done for a batch.
     """
 
     plan: JobPlan
@@ -65,6 +67,8 @@ class CommitSink:
     frame_files: FrameFiles
     dead_letter_share: DeadLetterShare = field(default_factory=lambda: DeadLetterShare(1.0))
     planned_at: Callable[[int], float | None] = lambda _batch_id: None
+    blocks: FrameBlocks | None = None
+    on_begin: Callable[[int], None] = lambda _batch_id: None
     stages: StageExecutor | None = None
     totals: RunTotals = field(default_factory=RunTotals)
     error: BaseException | None = None
@@ -82,11 +86,13 @@ class CommitSink:
     def _commit(self, frames: DataFrame, batch_id: int) -> None:
         if not self.committer.is_next(batch_id):
             return
-        rows: Sequence[FrameRow] = collect(frames)
+        self.on_begin(batch_id)
+        blocks = self.blocks
+        rows: Sequence[FrameRow] = collect(frames) if blocks is None else blocks.collect(frames)
         state: Manifests = {}
         if self.stages is not None:
             rows, state = self.stages.run(batch_id, rows)
-        rows = [self.frame_files.get(row) for row in rows]
+        rows = [self.frame_files.get(row) for row in rows] if blocks is None else blocks.get(rows)
         result = collect_results(self.plan, rows)
         progress = self._progress(result, batch_id)
         if self._time is None:
@@ -103,6 +109,8 @@ class CommitSink:
             self.stages.on_commit()
         self.event_times.add(rows)
         self.frame_files.remove_batch()
+        if blocks is not None:
+            blocks.remove_batch()
         self._time = time_part
         self.totals.add(progress)
         self.dead_letter_share.observe(result.step_counts)

@@ -288,6 +288,8 @@ def _settings(name: str, request: _SessionRequest, scratch: _Scratch | None) -> 
         assert request.master is not None
         made = _common_settings(request.cores or _CLUSTER_PARTITIONS)
         made["spark.master"] = request.master
+        # Large frames are rows there (`frame_blocks.py`), and 10,000 of them no batch of Arrow's.
+        made["spark.sql.execution.arrow.maxBytesPerBatch"] = str(64 * _MIB)
     else:
         cores = request.cores or cores_available()
         made = _common_settings(cores) | _local_settings(cores, scratch)

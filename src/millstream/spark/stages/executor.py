@@ -1,6 +1,7 @@
 """Runs the stages of a batch: on the driver if they have little input, in workers if they have much.
 
-The driver has the frames of a batch by name (see `frame_files.py`), and passes them from stage to stage.
+The driver has the frames of a batch by name (see `frame_files.py` and, for machines that share no disk,
+`frame_blocks.py`), and passes them from stage to stage.
 The size of a stage's input decides where it runs. A task in a worker costs tens of milliseconds besides
 its work, for each stage and partition; the kernels of a small batch take less. So a small batch costs at
 most one Spark task, that of its source, and a large one uses all cores where it is large: the output of a
@@ -10,7 +11,7 @@ Either way the same kernels run over the same rows and state. The state of a sta
 manifest, which names sorted runs in files or objects (`run_files.py`). Between batches the manifests are here: a task gets those of its
 buckets and returns the new ones, and the state store commits them together with the batch's rows. So there
 is no separate commit of state, and no order of two commits to keep. What a batch learns from outside is in
-journals (`journal_files.py`), which outlive an attempt at it.
+journals (`journal_place.py`), which outlive an attempt at it.
 """
 
 from __future__ import annotations
@@ -19,21 +20,25 @@ import json
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark import cloudpickle
 
+from millstream.kernels.enrichment.operator import Enrichment
 from millstream.kernels.frames import PORT_TIME, FrameRow, decode_message
 from millstream.kernels.plan import JobPlan, StagePlan
 from millstream.kernels.stage import run_stage
+from millstream.kernels.state.journal import Journal
 from millstream.kernels.state.keyhash import Buckets
 from millstream.kernels.state.operator_state import run_names
 from millstream.object_store.folder import FolderStore
 from millstream.object_store.place import StatePlace
 from millstream.object_store.store import ObjectStore, RequestCounts
+from millstream.spark.frame_blocks import PORT_RESULT, FrameBlocks
 from millstream.spark.frame_files import FrameFiles
-from millstream.spark.stages.journal_files import JOURNAL_FOLDER, JournalFiles, remove_entries
+from millstream.spark.stages.journal_place import JournalPlace
 from millstream.spark.stages.run_files import ObjectsInUse, RunFiles
 
 if TYPE_CHECKING:
@@ -68,11 +73,11 @@ class BucketOutput(NamedTuple):
 
 @dataclass
 class FileBucketState:
-    """The state of one stage in one bucket during a batch. ``folder`` has its journals."""
+    """The state of one stage in one bucket during a batch."""
 
     stored: bytes | None
     files: RunFiles
-    folder: Path
+    journals: JournalPlace
     batch_id: int
     bucket: int
 
@@ -88,16 +93,16 @@ class FileBucketState:
         """Return the store of an operator's runs: one for all operators, as names are unique."""
         return self.files
 
-    def journal(self, key: str) -> JournalFiles:
+    def journal(self, key: str) -> Journal:
         """Return the journal of an operator."""
-        return JournalFiles(self.folder / JOURNAL_FOLDER, self.batch_id, key, self.bucket)
+        return self.journals.journal(self.batch_id, key, self.bucket)
 
 
 @dataclass(frozen=True)
 class StageRunner:
     """Runs one stage. ``number`` is that of the app's run.
 
-    ``folder`` has its journals, and its sorted runs unless they are at ``place``.
+    ``folder`` has its journals and its sorted runs, unless they are at ``place``.
     """
 
     stage: StagePlan
@@ -113,8 +118,9 @@ class StageRunner:
 
     def run(self, work: Iterable[BucketInput], files: RunFiles) -> Iterator[BucketOutput]:
         """Run one batch in some buckets. The state of the output is durable after ``files.sync()``."""
+        journals = JournalPlace(self.folder, self.place)
         for batch_id, bucket, rows, manifest in work:
-            state = FileBucketState(manifest, files, self.folder, batch_id, bucket)
+            state = FileBucketState(manifest, files, journals, batch_id, bucket)
             frames = map(self.frame_files.get, rows)
             out = list(run_stage(self.stage, bucket, self.buckets, frames, state))
             assert state.stored is not None
@@ -147,12 +153,37 @@ class _Task:
             yield from runner.run_task(part)
 
 
+@dataclass(frozen=True)
+class _BlockTask:
+    """The same for :class:`FrameBlocks`: after the rows of a bucket comes one with its manifest."""
+
+    packed: bytes
+
+    def __call__(self, work: list[BucketInput]) -> Iterator[FrameRow]:
+        runner: StageRunner = pickle.loads(self.packed)  # noqa: S301 - made by StageExecutor, in this job
+        for done in runner.run_task(work):
+            yield from done.rows
+            yield FrameRow(PORT_RESULT, done.bucket, pickle.dumps(done._replace(rows=[])))
+
+
+def _outputs(rows: Iterable[FrameRow]) -> Iterator[BucketOutput]:
+    """Put the rows of :class:`_BlockTask` together again, bucket by bucket."""
+    waiting: list[FrameRow] = []
+    for row in rows:
+        if row.port != PORT_RESULT:
+            waiting.append(row)
+            continue
+        done: BucketOutput = pickle.loads(row.frame)  # noqa: S301 - made by a task, in this job
+        yield done._replace(rows=waiting)
+        waiting = []
+
+
 @dataclass
 class StageExecutor:
     """The stages of a job between the batches of one run.
 
     ``partitions`` is the number of tasks that a large batch is divided into. ``place`` has the sorted runs, if
-    ``folder`` does not. ``requests`` are those to an object store since the last commit. Not thread-safe:
+    ``folder`` does not. Large frames are in ``blocks``, if it is given, and otherwise in ``frame_files``. ``requests`` are those to an object store since the last commit. Not thread-safe:
     batches run one at a time.
     """
 
@@ -164,13 +195,14 @@ class StageExecutor:
     context: SparkContext
     manifests: Manifests
     place: StatePlace | None = None
+    blocks: FrameBlocks | None = None
     requests: RequestCounts = field(default_factory=RequestCounts)
     _new_manifests: Manifests = field(default_factory=dict)
     _next_batch_id: int | None = None
     _store: ObjectStore = field(init=False)
     _in_use: ObjectsInUse = field(init=False)
     _runners: list[StageRunner] = field(init=False)
-    _tasks: dict[int, _Task] = field(default_factory=dict)
+    _packed: dict[int, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._store = open_run_store(self.folder, self.place)
@@ -192,7 +224,7 @@ class StageExecutor:
         """
         self._new_manifests, first = {}, self._next_batch_id is None
         if first:  # what earlier runs left
-            remove_entries(self._journal, keep=batch_id)
+            self._journals.remove(keep=batch_id)
         self._next_batch_id = batch_id + 1
         self.requests = RequestCounts()
         before = self._store.requests
@@ -223,36 +255,53 @@ class StageExecutor:
         self.manifests |= self._new_manifests
         self._new_manifests = {}
         assert self._next_batch_id is not None
-        remove_entries(self._journal, keep=self._next_batch_id)
+        if self._writes_journals:
+            self._journals.remove(keep=self._next_batch_id)
 
     def close(self) -> None:
         """Wait a little for what is being removed from an object store."""
         self._store.close()
 
     @property
-    def _journal(self) -> Path:
-        return self.folder / JOURNAL_FOLDER
+    def _journals(self) -> JournalPlace:
+        return JournalPlace(self.folder, self.place)
+
+    @cached_property
+    def _writes_journals(self) -> bool:
+        operators = (operator for stage in self.plan.stages for operator in stage.operators)
+        return any(isinstance(operator.kernel, Enrichment) for operator in operators)
 
     def _run(self, depth: int, work: list[BucketInput], files: RunFiles) -> Iterable[BucketOutput]:
         if self._is_small(work):
+            if self.blocks is not None:
+                work = [each._replace(rows=self.blocks.get(each.rows)) for each in work]
             return self._runners[depth].run(work, files)
         parts: dict[int, list[BucketInput]] = {}
         for each in work:
             rows = [self.frame_files.put(row) for row in each.rows]
             parts.setdefault(each.bucket % self.partitions, []).append(each._replace(rows=rows))
-        tasks = self.context.parallelize(list(parts.values()), len(parts))
-        done: list[BucketOutput] = tasks.mapPartitions(self._task(depth)).collect()
+        done = self._run_tasks(depth, list(parts.values()))
         return sorted(done, key=lambda each: each.bucket)
 
-    def _is_small(self, work: list[BucketInput]) -> bool:
-        frames = (row.frame for each in work for row in each.rows)
-        return sum(map(self.frame_files.size_bytes, frames)) <= DRIVER_BYTES_MAX
+    def _run_tasks(self, depth: int, parts: list[list[BucketInput]]) -> Iterable[BucketOutput]:
+        packed = self._packed_runner(depth)
+        if self.blocks is not None:
+            ports = self.plan.stages[depth].ports
+            return _outputs(self.blocks.run_tasks(_BlockTask(packed), parts, ports))
+        tasks = self.context.parallelize(parts, len(parts))
+        done: list[BucketOutput] = tasks.mapPartitions(_Task(packed)).collect()
+        return done
 
-    def _task(self, depth: int) -> _Task:
-        if depth not in self._tasks:
+    def _is_small(self, work: list[BucketInput]) -> bool:
+        size_bytes = (self.blocks or self.frame_files).size_bytes
+        frames = (row.frame for each in work for row in each.rows)
+        return sum(map(size_bytes, frames)) <= DRIVER_BYTES_MAX
+
+    def _packed_runner(self, depth: int) -> bytes:
+        if depth not in self._packed:
             packed: bytes = cloudpickle.dumps(self._runners[depth])  # type: ignore[no-untyped-call]
-            self._tasks[depth] = _Task(packed)
-        return self._tasks[depth]
+            self._packed[depth] = packed
+        return self._packed[depth]
 
 
 @dataclass

@@ -166,13 +166,7 @@ class StateStore(StateStoreReader):
         """
 
         def register(db: Database) -> None:
-            (newest,) = db.execute(
-                "SELECT run FROM _fences WHERE app = ? AND job = ?", (start.app, start.job)
-            ).fetchone()
-            if newest != start.run:
-                raise FencedError(
-                    f"Run {start.run} of {start.job_label} was replaced by run {newest}. Close this run."
-                )
+            _check_newest(db, start)
             register_program(db, start.app, start.job, beginning, self.store_name)
 
         self._write(register)
@@ -319,6 +313,24 @@ class StateStore(StateStoreReader):
             )
         )
 
+    def put_run_description(self, start: RunStart, name: str, value: Any) -> None:
+        """Store a description of an app for the run that has begun, in one transaction with a look at the fence.
+
+        Raises:
+            FencedError: a newer run has begun.
+        """
+
+        def put(db: Database) -> None:
+            self._check_not_replaced(db)
+            _check_newest(db, start)
+            db.execute(
+                "INSERT INTO _descriptions VALUES (?, ?, ?) "
+                "ON CONFLICT (app, name) DO UPDATE SET value = excluded.value",
+                (start.app, name, to_json(value)),
+            )
+
+        self._write(put)
+
     def put_first_description(self, app: str, name: str, value: Any) -> Any:
         """Store a description unless there is one, and return that which is there: of several callers the first's."""
 
@@ -398,4 +410,17 @@ class StateStore(StateStoreReader):
         db.execute(
             "UPDATE _views SET seq_next = ?, app = ?, job = ? WHERE name = ?",
             (seq, fence.app, fence.job, schema.name),
+        )
+
+
+def _check_newest(db: Database, start: RunStart) -> None:
+    """Make sure that no newer run has begun.
+
+    Raises:
+        FencedError: one has.
+    """
+    newest = fence_value(db, "run", start.app, start.job)
+    if newest != start.run:
+        raise FencedError(
+            f"Run {start.run} of {start.job_label} was replaced by run {newest}. Close this run."
         )

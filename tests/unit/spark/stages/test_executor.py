@@ -283,7 +283,8 @@ def test_a_small_batch_costs_one_request_and_none_to_read_what_this_machine_wrot
     for batch_id, batch in enumerate(batches):
         s3.requests.clear()
         stages.run(batch_id, batch)
-        assert [method for method, _ in s3.requests] == ["PUT"]
+        left = [] if batch_id else ["GET"]  # what earlier runs left of journals is listed once
+        assert [method for method, _ in s3.requests] == [*left, "PUT"]
         assert (stages.requests.puts, stages.requests.gets) == (1, 0)
         assert stages.requests.bytes_up > 1000
         stages.on_commit()

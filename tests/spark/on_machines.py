@@ -1,0 +1,110 @@
+"""A program as a user would write it for a cluster whose machines share no disk: two streams joined, and counted.
+
+``python on_machines.py MASTER FOLDER HOST [SIGNAL BATCH]`` runs it until it has caught up. Log, state and store are
+where the environment says. SIGNAL comes to the driver just before its state store commits BATCH.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import polars as pl
+
+import millstream as ms
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+VIEWS_PER_MINUTE = 3000
+CLICK_AFTER = timedelta(seconds=2)
+
+
+@dataclass
+class Shown:
+    id: int
+    ad: int
+    at: datetime
+
+
+@dataclass
+class Click:
+    id: int
+    at: datetime
+
+
+def shown_at(number):
+    return NOON + timedelta(milliseconds=60_000 * number // VIEWS_PER_MINUTE)
+
+
+def located(table):
+    """Add on which machine the code runs, and which machines' folders it sees."""
+    root = Path(os.environ["MACHINES"])
+    seen = sorted(path.name for path in root.iterdir())
+    return table.with_columns(
+        machine=pl.lit(os.environ.get("MACHINE", "")), seen=pl.lit(",".join(seen))
+    )
+
+
+def pipeline(log, state, store, folder):
+    app = ms.App("ads", log=log, state=state, store=store, local=folder, buckets=4)
+    watermark = ms.watermark("1 minute", idle=None)
+    shown = app.topic("shown", Shown, key="id", partitions=4).stream(time="at", watermark=watermark)
+    clicks = app.topic("clicks", Click, key="id", partitions=4).stream(
+        time="at", watermark=watermark
+    )
+    found = shown.join(clicks, "id", within=("0 seconds", "5 seconds")).map_frames(located)
+    counted = found.window(ms.tumbling("1 minute"), by="ad").emit("update").agg(n=ms.count())
+    counted.view("minutes")
+    found.select("machine", "seen", "at").view("machines", key=("machine", "seen"))
+    found.select("id", "ad").to("found", partitions=2)
+    return app
+
+
+def send_signal_before_commit(number, batch_id):
+    from millstream.views.postgres.state_store import PostgresStateStore
+
+    real = PostgresStateStore.commit
+
+    def commit(self, fence, *given, **named):
+        if fence.batch_id == batch_id:
+            os.kill(os.getpid(), number)
+        return real(self, fence, *given, **named)
+
+    PostgresStateStore.commit = commit
+
+
+def main(master, folder, host, *ending):
+    from millstream.spark import frame_blocks
+    from millstream.spark.stages import executor
+
+    # these batches are so small that the driver would do all itself
+    executor.DRIVER_BYTES_MAX = frame_blocks._FETCHED_BYTES_MAX = -1
+    frame_blocks._NAMED_BYTES_MIN = 256
+    if ending:
+        send_signal_before_commit(getattr(signal, ending[0]), int(ending[1]))
+    passed = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    app = pipeline(os.environ["LOG"], os.environ["STATE"], os.environ["STORE"], folder)
+    app.run(
+        until="caught-up",
+        master=master,
+        cores=2,
+        rows_per_batch=12_000,
+        on_progress=lambda progress: print("batch", progress.batch_id, flush=True),
+        settings={
+            "spark.driver.host": host,
+            "spark.driver.bindAddress": host,
+            "spark.executor.memory": "768m",
+            "spark.executor.cores": "1",
+            "spark.cores.max": "2",
+            "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+            "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
+            **{f"spark.executorEnv.{name}": os.environ[name] for name in passed},
+        },
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

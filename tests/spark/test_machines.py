@@ -1,0 +1,240 @@
+"""A cluster that cannot cheat: every machine has an address and a mount namespace of its own.
+
+Neither the driver's folder nor another executor's can be seen on a machine, so whatever goes between them goes
+by Spark, S3, PostgreSQL or the broker. The "machines" are processes of this one, which share its network and clocks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import on_machines
+import pytest
+
+pytest.importorskip("confluent_kafka", reason="the extra `kafka` is not installed here")
+from broker.broker_process import AsProcess
+from clusters import Cluster, end
+from on_machines import CLICK_AFTER, shown_at
+
+import millstream as ms
+
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
+ADDRESSES = {
+    "one": "127.0.0.2",
+    "two": "127.0.0.3",
+    "three": "127.0.0.4",
+    "driver-one": "127.0.0.10",
+    "driver-two": "127.0.0.11",
+}
+# Only the machine's own folder is left of the place of temporary files.
+ENTER = (
+    'mount --bind "$0" /mnt && mount -t tmpfs none "$1" && mkdir -p "$0" && mount --move /mnt "$0" '
+    '&& cd "$0" && shift && exec "$@"'
+)
+WAIT_S = 240
+
+
+def may_unshare():
+    """Return whether this user may make mount namespaces; Linux's root may, most others may not."""
+    tried = [
+        "unshare",
+        "--mount",
+        "--propagation",
+        "private",
+        "mount",
+        "-t",
+        "tmpfs",
+        "none",
+        "/mnt",
+    ]
+    try:
+        return subprocess.run(tried, check=False, capture_output=True).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+@dataclass
+class Machines(Cluster):
+    """A cluster whose workers and drivers each have a machine of their own."""
+
+    root: Path = field(kw_only=True)
+
+    def __post_init__(self):
+        for name in ADDRESSES:
+            (self.root / name).mkdir(parents=True)
+        super().__post_init__()
+
+    def enter(self, name):
+        temporary = Path(tempfile.gettempdir())
+        hidden = temporary if temporary in self.root.parents else self.root
+        own = str(self.root / name)
+        return [
+            "unshare",
+            "--mount",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+            ENTER,
+            own,
+            str(hidden),
+        ]
+
+    def environment_of(self, name):
+        own = self.root / name
+        return {
+            **self.environment,
+            "SPARK_LOCAL_IP": ADDRESSES[name],
+            "SPARK_LOCAL_DIRS": str(own / "spark"),
+            "MILLSTREAM_CACHE": str(own / "cache"),
+            "MACHINE": name,
+            "MACHINES": str(self.root),
+        }
+
+    def worker(self, name):
+        size = ("--cores", "2", "--memory", "2g", "--work-dir", str(self.root / name / "work"))
+        here = ("--host", ADDRESSES[name], *self.at(0, 0))
+        return self.start(
+            name,
+            "org.apache.spark.deploy.worker.Worker",
+            *here,
+            *size,
+            self.master,
+            inside=self.enter(name),
+            environment=self.environment_of(name),
+        )
+
+    def driver(self, name, said, *ending):
+        """Start the program on a machine; what it says goes to a file."""
+        program = [sys.executable, on_machines.__file__, self.master, str(self.root / name / "app")]
+        with said.open("wb") as out:
+            process = subprocess.Popen(
+                [*self.enter(name), *program, ADDRESSES[name], *ending],
+                env=self.environment_of(name),
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        self.opened.callback(end, process)
+        return process
+
+
+@pytest.fixture
+def machines(tmp_path, database, s3_url, monkeypatch):
+    if not may_unshare():
+        pytest.skip("this user may not make mount namespaces (unshare): run it as root on Linux")
+    monkeypatch.setenv("PGUSER", unquote(urlsplit(database).username))
+    monkeypatch.setenv("PGPASSWORD", unquote(urlsplit(database).password))
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    with AsProcess(tmp_path / "log") as broker, ExitStack() as opened:
+        for name, value in (
+            ("LOG", f"kafka://{broker.address}"),
+            ("STATE", s3_url),
+            ("STORE", database),
+        ):
+            monkeypatch.setenv(name, value)
+        yield Machines(folder, opened, root=tmp_path / "machines")
+
+
+def send(log, first, end):
+    with ms.connect(log) as opened:
+        for name in ("shown", "clicks"):
+            opened.create_topic(name, partitions=4, exist_ok=True)
+        with opened.producer() as producer:
+            for number in range(first, end):
+                at = shown_at(number)
+                event = {"id": number, "ad": number % 7, "at": at.isoformat()}
+                producer.send("shown", event, key=str(number))
+                if number % 2:
+                    click = {"id": number, "at": (at + CLICK_AFTER).isoformat()}
+                    producer.send("clicks", click, key=str(number))
+
+
+def counted(events):
+    """Count the clicks that are joined with what was shown, by minute and ad: a batch computation."""
+    minutes = Counter(
+        ((shown_at(number) + CLICK_AFTER).replace(second=0, microsecond=0), number % 7)
+        for number in range(1, events, 2)
+    )
+    return dict(minutes)
+
+
+def minutes(store):
+    with ms.view("minutes", store=store) as view:
+        rows = view.scan().select("window_start", "ad", "n").rows()
+    return {(at, ad): n for at, ad, n in rows}
+
+
+def found(log):
+    """Return the ids of the topic, which has each pair once."""
+    with ms.connect(log) as opened:
+        return [
+            json.loads(value)["id"]
+            for partition in range(2)
+            for value in opened.read("found", partition, columns=("value",))["value"].to_pylist()
+        ]
+
+
+def wait_for(said, words, process):
+    pause = threading.Event()
+    for _ in range(WAIT_S * 10):
+        if words in said.read_text():
+            return
+        assert process.poll() is None, said.read_text()
+        pause.wait(0.1)
+    raise AssertionError(said.read_text())
+
+
+def stopped(process):
+    """Wait until a process has stopped, by a signal."""
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    return os.WIFSTOPPED(status)
+
+
+def test_machines_that_share_no_disk_give_the_batch_answer_and_a_driver_goes_on_elsewhere(
+    no_spark, machines, tmp_path, s3_url
+):
+    log, store = os.environ["LOG"], os.environ["STORE"]
+    said = {name: tmp_path / name for name in ("zombie", "second", "killed", "last")}
+    send(log, 0, 24_000)
+    zombie = machines.driver("driver-one", said["zombie"], "SIGSTOP", "2")
+    wait_for(said["zombie"], "batch 0", zombie)
+    end(machines.workers[0])  # with its executor, and what that one has of the batch
+    machines.worker("three")
+    assert stopped(zombie), said["zombie"].read_text()
+
+    second = machines.driver("driver-two", said["second"])
+    assert second.wait(WAIT_S) == 0, said["second"].read_text()
+    assert minutes(store) == counted(24_000)
+    os.kill(zombie.pid, signal.SIGCONT)
+    assert zombie.wait(WAIT_S) == 1
+    assert "FencedError" in said["zombie"].read_text()
+
+    send(log, 24_000, 48_000)
+    batches = said["second"].read_text().count("batch ")
+    killed = machines.driver("driver-one", said["killed"], "SIGKILL", str(batches + 3))
+    assert killed.wait(WAIT_S) == -signal.SIGKILL, said["killed"].read_text()
+    last = machines.driver("driver-two", said["last"])
+    assert last.wait(WAIT_S) == 0, said["last"].read_text()
+    assert minutes(store) == counted(48_000)
+    assert sorted(found(log)) == list(range(1, 48_000, 2))
+
+    with ms.view("machines", store=store) as view:
+        seen = view.scan().select("machine", "seen").rows()
+    assert {"two", "three"} <= {machine for machine, _ in seen} <= {"one", "two", "three"}
+    assert all(machine == folders for machine, folders in seen), seen
+    for name in ("driver-one", "driver-two"):
+        kept = {path.name for path in (machines.root / name / "app/apps/ads").iterdir()}
+        assert not kept & {"runs", "frames", "views.db"}
