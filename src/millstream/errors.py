@@ -118,6 +118,28 @@ class OutOfOrderSequenceError(ConflictError):
     """Records before these are missing. Send those first, or start over with a new producer."""
 
 
+class EndMovedError(ConflictError):
+    """The partition has grown since it was read to its end: nothing was appended. Read on, decide again.
+
+    ``end`` is where it ends now.
+    """
+
+    def __init__(self, message: str, *, end: int) -> None:
+        super().__init__(message)
+        self.end = end
+
+
+class VersionConflictError(ConflictError):
+    """The stream is not at the expected version: nothing was appended. Load it, and decide again.
+
+    ``stream_id`` is the stream, ``version`` where it is, ``expected`` where it was expected to be.
+    """
+
+    def __init__(self, message: str, *, stream_id: str, version: int, expected: int) -> None:
+        super().__init__(message)
+        self.stream_id, self.version, self.expected = stream_id, version, expected
+
+
 class TransactionAbortedError(ConflictError):
     """The transaction was aborted, by its timeout or a failure. Begin another, send again.
 
@@ -175,6 +197,13 @@ class CorruptBatchError(CorruptionError):
 
 class SyncFailedError(CorruptionError):
     """The disk failed to keep a write. Check the disk, then open the folder again: it is verified."""
+
+
+class CommandRejectedError(MillstreamError):
+    """A decider refuses a command, for the reason in the message: no event was appended.
+
+    Raise it in ``decide``; a message that says what would be accepted helps the caller most.
+    """
 
 
 class UserCodeError(MillstreamError):
