@@ -46,6 +46,7 @@ _MODULES: dict[str, str] = {
         "millstream.record": "Record",
         "millstream.sourcing.decider": "Decider",
         "millstream.sourcing.event_types": "EventTypes",
+        "millstream.sourcing.projection": "Projection",
         "millstream.sourcing.store": "EventStore",
         "millstream.views": "panels",
         "millstream.views.coverage": "PartialOutputWarning",
@@ -103,6 +104,7 @@ if TYPE_CHECKING:
     from millstream.record import Record as Record
     from millstream.sourcing.decider import Decider as Decider
     from millstream.sourcing.event_types import EventTypes as EventTypes
+    from millstream.sourcing.projection import Projection as Projection
     from millstream.sourcing.store import EventStore as EventStore
     from millstream.views import panels as panels
     from millstream.views.coverage import PartialOutputWarning as PartialOutputWarning

@@ -21,6 +21,8 @@ carry the data. A message names the value seen, what is allowed, and the next st
     ├── ConflictError           the state has moved on: reload, decide again
     │   ├── TopicRecreatedError     positions in the topic mean nothing any more: start over
     │   ├── DeletionsLostError      a table missed deletions that compaction removed: reset the app
+    │   ├── EndMovedError           the partition has grown: read on, decide again
+    │   ├── VersionConflictError    the stream is at another version: load it, decide again
     │   ├── OutOfOrderSequenceError records before these are missing: send those first
     │   ├── TransactionAbortedError the transaction was aborted: begin another, send again
     │   └── FencePassedError        the work of this batch id is committed already: skip it
@@ -28,6 +30,7 @@ carry the data. A message names the value seen, what is allowed, and the next st
     ├── CorruptionError         stop and keep the bytes: what is on disk is not what was written
     │   ├── CorruptBatchError       one record batch; names file, position and offsets
     │   └── SyncFailedError         a write may not have reached the disk; check it, open again
+    ├── CommandRejectedError    a decider refused the command: send another one
     ├── UserCodeError           a function or expression of the user's failed: correct it
     ├── BadRecordError          a record does not fit its schema: correct the schema, or the policy
     └── JobFailedError          the running job stopped; the message says at which step and why

@@ -79,3 +79,34 @@ def test_of_two_stores_none_decides_on_what_is_out_of_date(
                         one.handle("pot", [1])
             two.handle("pot", [1])
             assert two.load("pot").state == Balance(2, 3)
+
+
+def test_who_only_reads_fences_nobody(log: ms.EventLog, index: Path, tmp_path: Path) -> None:
+    with (
+        open_store(log, index=index, partitions=1) as one,
+        open_store(log, index=tmp_path / "other", partitions=1) as reader,
+    ):
+        one.handle("ada", [1])
+        assert reader.load("ada").version == 1
+        one.handle("ada", [1])
+        assert [event.version for event in reader.history("ada")] == [1, 2]
+        assert [event.version for event in reader.subscribe(follow=False)] == [1, 2]
+        assert one.handle("ada", [1]).version == 3
+
+
+def test_a_projection_is_where_the_command_left_it(log: ms.EventLog, index: Path) -> None:
+    payments = ms.Projection("paid", {"payments": "account TEXT, amount INTEGER"}, note)
+    with (
+        open_store(log, index=index, partitions=2) as store,
+        store.project(payments, index / "views.db") as view,
+    ):
+        view.follow()
+        for name in ("ada", "bob"):
+            view.wait_for(store.handle(name, [1, 2]).position)
+        found = view.query("SELECT account, sum(amount) FROM payments GROUP BY 1 ORDER BY 1")
+    assert found == [("ada", 3), ("bob", 3)]
+
+
+def note(event, tables) -> None:
+    row = (event.stream_id, event.data.amount)
+    tables.execute("INSERT INTO {payments} VALUES (?, ?)", row)

@@ -82,7 +82,7 @@ class Folding:
         events: EventTypes,
         snapshot_every: int | None,
     ) -> None:
-        self._log, self._index = log, index
+        self.log, self._index = log, index
         self._decider, self._events = decider, events
         self._every = snapshot_every
         self.code = ""
@@ -131,7 +131,7 @@ class Folding:
     ) -> Iterator[RawEvent]:
         """Yield the events of a stream with versions in (after, until], without a scan of the partition."""
         for start, end in _ranges(self._index.runs(stream_id, after)):
-            for event in self._log.read(start, end):
+            for event in self.log.read(start, end):
                 if event.stream_id != stream_id or event.version <= after:
                     continue
                 if until is not None and event.version > until:
@@ -144,7 +144,7 @@ class Folding:
 
     def place(self, event: RawEvent) -> str:
         """Name the place of an event, for errors."""
-        return f"offset {event.offset} of {self._log.topic}/{self._log.partition}"
+        return f"offset {event.offset} of {self.log.topic}/{self.log.partition}"
 
     def sourced(self, event: RawEvent) -> SourcedEvent:
         """Return the event as users get it."""
@@ -153,7 +153,7 @@ class Folding:
             event.version,
             event.type,
             self.data_of(event),
-            LogPosition(self._log.partition, event.offset + 1),
+            LogPosition(self.log.partition, event.offset + 1),
             event.recorded_at,
             event.metadata,
         )
@@ -191,6 +191,10 @@ class Folding:
         return FoldedStream(
             kept.version, self._decode_state(json.loads(kept.state)), kept.timestamp_ms
         )
+
+    def has_snapshot(self, stream_id: str) -> bool:
+        """Return whether there is a snapshot by today's code."""
+        return self._from_snapshot(stream_id, None) is not None
 
     def fault_of_snapshot(self, stream_id: str) -> str | None:
         """Compare the snapshot of a stream with a full fold; return what is wrong with it, or None."""

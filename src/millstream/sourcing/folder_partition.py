@@ -32,6 +32,9 @@ class FolderPartition:
         self._writer = log.batch_writer()
         self._readers = threading.local()  # a reader belongs to one thread
 
+    def acquire(self) -> bool:
+        return False  # everybody may append
+
     def bounds(self) -> tuple[int, int]:
         return self._reader().bounds(self.topic, self.partition)
 

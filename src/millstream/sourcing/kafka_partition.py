@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from millstream.client.log import EventLog
+from millstream.client.producer import Producer
 from millstream.errors import FencedError, ProducerFencedError
 from millstream.log.encoding import SimpleRecord
 from millstream.sourcing.partition_log import COLUMNS, READ_OFFSETS, events_of
@@ -23,14 +24,21 @@ from millstream.sourcing.stored_event import RawEvent
 class KafkaPartition:
     """One partition of a topic behind brokers; see ``PartitionLog``."""
 
-    exclusive = True
-
     def __init__(self, log: EventLog, topic: str, partition: int) -> None:
         self.topic, self.partition = topic, partition
         self._log = log
-        self._producer = log.producer(
-            transactional_id=f"millstream-sourcing/{topic}/{partition}", linger_ms=0
-        )
+        self._producer: Producer | None = None  # who only reads fences nobody
+
+    @property
+    def exclusive(self) -> bool:
+        return self._producer is not None
+
+    def acquire(self) -> bool:
+        if self._producer is not None:
+            return False
+        name = f"millstream-sourcing/{self.topic}/{self.partition}"
+        self._producer = self._log.producer(transactional_id=name, linger_ms=0)
+        return True
 
     def bounds(self) -> tuple[int, int]:
         return self._log.offsets(self.topic)[self.partition]
@@ -43,10 +51,12 @@ class KafkaPartition:
 
     def append(self, records: Sequence[SimpleRecord], expected_end: int) -> int:
         del expected_end  # nobody else can have moved it
+        producer = self._producer
+        assert producer is not None, "acquired before it appends"
         try:
-            with self._producer.transaction():
+            with producer.transaction():
                 sent = [
-                    self._producer.send(
+                    producer.send(
                         self.topic,
                         one.value,
                         key=one.key,
@@ -63,4 +73,5 @@ class KafkaPartition:
         return sent[0].result().offset
 
     def close(self) -> None:
-        self._producer.close()
+        if self._producer is not None:
+            self._producer.close()

@@ -202,6 +202,8 @@ class Lane:
     def _handle_group(self, group: Sequence[PendingCommand]) -> int:
         """Handle as many commands as one batch should have; return how many these are."""
         until_s = time.monotonic() + CONFLICT_TIMEOUT_S
+        if self.log.acquire():
+            self._certain = False  # others may have appended until now
         while True:
             self._catch_up()
             draft = _Draft()
@@ -346,7 +348,7 @@ class Lane:
         for stream_id, aggregate in draft.aggregates.items():
             self._cache.put(stream_id, aggregate)
         for one in draft.handled:
-            one.end = one.events[-1].offset + 1 if one.events else self._end
+            one.end = one.events[-1].offset + 1 if one.events else self.index.position
             one.done = True
         self._keep(draft)
 

@@ -43,8 +43,16 @@ class PartitionLog(Protocol):
     topic: str
     partition: int
 
-    exclusive: bool
-    """Whether nobody else can append, so that there is nothing to read before each append."""
+    @property
+    def exclusive(self) -> bool:
+        """Whether nobody else can append, so that there is nothing to read before each append."""
+
+    def acquire(self) -> bool:
+        """Become the one who may append, where there is only one; return whether that is new.
+
+        Raises:
+            MillstreamError: no broker responds.
+        """
 
     def bounds(self) -> tuple[int, int]:
         """Return ``[start, end)``: what can be read now."""

@@ -6,9 +6,10 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -26,7 +27,8 @@ from millstream.sourcing.folder_partition import FolderPartition
 from millstream.sourcing.kafka_partition import KafkaPartition
 from millstream.sourcing.lane import Lane, OnConflict, PendingCommand
 from millstream.sourcing.partition_log import PartitionLog
-from millstream.sourcing.stored_event import LogPosition, Metadata, SourcedEvent
+from millstream.sourcing.projection import Projection, ProjectionRun
+from millstream.sourcing.stored_event import LogPosition, Metadata, SourcedEvent, decode_event
 from millstream.sourcing.stream_index import StreamIndex
 
 _KEPT_FOR_EVER = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
@@ -254,8 +256,7 @@ class EventStore:
         Raises:
             ConfigError, UserCodeError: an event cannot be read by this program; the error has its place.
         """
-        lane = self.lane_of(check_stream_id(stream_id))
-        lane.catch_up()
+        lane = self._checked_lane(stream_id)
         for event in lane.folding.raw_events(stream_id, after_version):
             yield lane.folding.sourced(event)
 
@@ -268,11 +269,96 @@ class EventStore:
             found += lane.index.stream_ids()
         return sorted(found)
 
+    def state_at(self, stream_id: str, at: int | datetime) -> LoadedAggregate:
+        """Return the state that an aggregate had at a version, or at a time.
+
+        At a time means: with every event recorded until then. Times do not go back within a stream.
+
+        Raises:
+            ConfigError: the version is negative, or the time has no time zone.
+            ConfigError, UserCodeError: an event cannot be read by this program; the error has its place.
+        """
+        folding = self._checked_lane(stream_id).folding
+        if isinstance(at, datetime):
+            if at.tzinfo is None:
+                raise ConfigError(f"the time {at} has no time zone; give one, such as datetime.UTC")
+            version = 0
+            for event in folding.raw_events(stream_id):
+                if event.recorded_at > at:
+                    break
+                version = event.version
+        elif at < 0:
+            raise ConfigError(f"the version {at} is not possible; give 0 or more")
+        else:
+            version = at
+        found = folding.load(stream_id, version)
+        return LoadedAggregate(stream_id, found.version, found.state)
+
+    def subscribe(
+        self, positions: Mapping[int, int] | None = None, *, follow: bool = True
+    ) -> Iterator[SourcedEvent]:
+        """Yield the events of all streams, in order within each, and wait for more.
+
+        To go on after a restart, keep ``position`` of the last event of each partition together with what
+        you made of it, and give them as ``positions``.
+
+        Args:
+            positions: The next offset of each partition; those not given are read from their start.
+            follow: Wait at the end; otherwise stop there.
+
+        Raises:
+            ConfigError, UserCodeError: an event cannot be read by this program; the error has its place.
+        """
+        start = dict.fromkeys(range(self.partitions), 0) | dict(positions or {})
+        topic, topic_id = self.topic, self.topic_id
+        with self.log.consumer(topic, start=start, follow=follow, topic_id=topic_id) as consumer:
+            for record in consumer:
+                folding = self.reading(record.partition)
+                place = (topic, record.partition, record.offset, record.timestamp_ms)
+                yield folding.sourced(decode_event(*place, record.value))
+
+    def project(
+        self, projection: Projection, into: str | Path, *, rebuild: bool = False
+    ) -> ProjectionRun:
+        """Return a projection of the events into a database, to run and to query; close it.
+
+        Args:
+            into: The path of a SQLite file, or the URL of a PostgreSQL database.
+            rebuild: Fill the tables anew beside those that are there, which stay readable, and then put them in
+                their place in one transaction; this returns when it is done.
+
+        Raises:
+            ConfigError: the tables were filled by other code, and ``rebuild`` was not given; or the
+                database cannot be opened.
+        """
+        return ProjectionRun(self, projection, into, rebuild=rebuild)
+
+    def verify_snapshots(self) -> Iterator[tuple[str, str | None]]:
+        """Compare every aggregate snapshot with a full fold: yield each stream, and what is wrong or None.
+
+        Snapshots of other code are not used, and not compared.
+        """
+        for number in range(self.partitions):
+            lane = self.lane(number)
+            lane.catch_up()
+            for stream_id in lane.index.stream_ids():
+                if lane.folding.has_snapshot(stream_id):
+                    yield stream_id, lane.folding.fault_of_snapshot(stream_id)
+
     # -- partitions ---------------------------------------------------------------------------
 
     def partition_of(self, stream_id: str) -> int:
         """Return the partition of a stream: the one that Kafka's clients choose for this key."""
         return (murmur2(stream_id.encode()) & 0x7FFFFFFF) % self.partitions
+
+    def _checked_lane(self, stream_id: str) -> Lane:
+        lane = self.lane_of(check_stream_id(stream_id))
+        lane.catch_up()
+        return lane
+
+    def reading(self, partition: int) -> Folding:
+        """Return what reads the events of a partition."""
+        return self.lane(partition).folding
 
     def lane_of(self, stream_id: str) -> Lane:
         """Return the lane that a stream's commands go through."""
