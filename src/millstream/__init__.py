@@ -46,8 +46,10 @@ _MODULES: dict[str, str] = {
         "millstream.record": "Record",
         "millstream.sourcing.decider": "Decider",
         "millstream.sourcing.event_types": "EventTypes",
+        "millstream.sourcing.process_manager": "ProcessManager Send",
         "millstream.sourcing.projection": "Projection",
         "millstream.sourcing.store": "EventStore",
+        "millstream.sourcing.stored_event": "SourcedEvent",
         "millstream.views": "panels",
         "millstream.views.coverage": "PartialOutputWarning",
         "millstream.views.reader": "View view",
@@ -104,8 +106,11 @@ if TYPE_CHECKING:
     from millstream.record import Record as Record
     from millstream.sourcing.decider import Decider as Decider
     from millstream.sourcing.event_types import EventTypes as EventTypes
+    from millstream.sourcing.process_manager import ProcessManager as ProcessManager
+    from millstream.sourcing.process_manager import Send as Send
     from millstream.sourcing.projection import Projection as Projection
     from millstream.sourcing.store import EventStore as EventStore
+    from millstream.sourcing.stored_event import SourcedEvent as SourcedEvent
     from millstream.views import panels as panels
     from millstream.views.coverage import PartialOutputWarning as PartialOutputWarning
     from millstream.views.reader import View as View

@@ -61,11 +61,13 @@ class Projection:
         apply: Called with each event, in order within a stream, and the tables to write to:
             ``tables.execute("INSERT INTO {totals} ...", parameters)``. It must not write anywhere else:
             after a crash it is called again.
+        code: What decides whether the tables were filled by today's code; ``apply`` if not given.
     """
 
     name: str
     tables: Mapping[str, str]
     apply: Callable[[SourcedEvent, ProjectionTables], object] = field(repr=False)
+    code: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for name in (self.name, *self.tables):
@@ -112,7 +114,7 @@ class ProjectionRun:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         parts = (
-            code_digest(projection.apply),
+            code_digest(projection.code or projection.apply),
             store.events.digest(),
             repr(sorted(projection.tables.items())),
             store.topic_id,
@@ -185,6 +187,12 @@ class ProjectionRun:
         with self._target.transaction() as cursor:
             cursor.execute(statement, parameters)
             return [tuple(row) for row in cursor.fetchall()]
+
+    def execute(self, statement: str, parameters: tuple[Any, ...] = ()) -> None:
+        """Execute a statement on the live tables, as ``apply`` does, in a transaction of its own."""
+        with self._target.transaction() as cursor:
+            tables = ProjectionTables(cursor, self._table_names(self._generation))
+            tables.execute(statement, parameters)
 
     def close(self) -> None:
         """Stop following, and close the connection. Calling it again does nothing."""
