@@ -85,7 +85,7 @@ class Folding:
         self.log, self._index = log, index
         self._decider, self._events = decider, events
         self._every = snapshot_every
-        self.code = ""
+        self._code = ""
         if snapshot_every is not None:
             state = getattr(decider, "state", None)
             if state is None or snapshot_every < 1:
@@ -95,7 +95,7 @@ class Folding:
                 )
             self._decode_state = decoder_of(state)
             parts = [code_digest(decider.initial), code_digest(decider.evolve), events.digest()]
-            self.code = digest(json.dumps(parts))
+            self._code = digest(json.dumps(parts))
 
     def load(self, stream_id: str, until_version: int | None = None) -> FoldedStream:
         """Return an aggregate, at its last version or at an earlier one.
@@ -179,18 +179,26 @@ class Folding:
                 f"the state of stream {stream_id!r} cannot be written as JSON, for an aggregate snapshot: "
                 f"{error}. Change its type, or open the store without snapshot_every"
             ) from error
-        kept = StoredSnapshot(aggregate.version, aggregate.timestamp_ms, self.code, state)
+        kept = StoredSnapshot(aggregate.version, aggregate.timestamp_ms, self._code_today(), state)
         self._index.put_snapshot(stream_id, kept)
 
     def _from_snapshot(self, stream_id: str, until: int | None) -> FoldedStream | None:
         if self._every is None:
             return None
         kept = self._index.snapshot(stream_id)
-        if kept is None or kept.code != self.code or (until is not None and kept.version > until):
+        if (
+            kept is None
+            or kept.code != self._code_today()
+            or (until is not None and kept.version > until)
+        ):
             return None
         return FoldedStream(
             kept.version, self._decode_state(json.loads(kept.state)), kept.timestamp_ms
         )
+
+    def _code_today(self) -> str:
+        """Name what a snapshot is of: the code, and which subjects were forgotten until then."""
+        return f"{self._code}-{self._events.forgets()}"
 
     def has_snapshot(self, stream_id: str) -> bool:
         """Return whether there is a snapshot by today's code."""

@@ -11,13 +11,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from millstream.choices import did_you_mean
 from millstream.errors import ConfigError, UserCodeError
 from millstream.kernels.code_digest import code_digest, digest
 from millstream.sourcing.json_form import ENCODER, Decode, decoder_of
+from millstream.sourcing.subject_keys import SEALED, SubjectKeys
 
 EventClass = TypeVar("EventClass", bound=type)
 Fields = Mapping[str, Any]
@@ -26,12 +27,14 @@ Upcaster = Callable[[dict[str, Any]], Fields]
 
 @dataclass(frozen=True, slots=True)
 class EventType:
-    """One registered type: its name, its version today, and its class."""
+    """One registered type: its name, its version today, its class, and what is personal in it."""
 
     name: str
     version: int
     kind: type
     decode: Decode
+    subject: str | None = None
+    personal: Mapping[str, Any] = field(default_factory=dict)
 
 
 class EventTypes:
@@ -44,13 +47,26 @@ class EventTypes:
         self._by_name: dict[str, EventType] = {}
         self._by_class: dict[type, EventType] = {}
         self._upcasters: dict[tuple[str, int], Upcaster] = {}
+        self._keys: SubjectKeys | None = None
 
-    def register(self, name: str, *, version: int = 1) -> Callable[[EventClass], EventClass]:
+    def register(
+        self,
+        name: str,
+        *,
+        version: int = 1,
+        subject: str | None = None,
+        personal: Mapping[str, Any] | None = None,
+    ) -> Callable[[EventClass], EventClass]:
         """Return a class decorator: its instances are stored under ``name``, for ever.
 
         Args:
             version: 1 for a new type; one more each time that stored fields change their meaning, with an
                 :meth:`upcaster` from each version before.
+            subject: The field with the id of the person whom the personal fields are about. It is stored in
+                clear, so it must not itself be personal.
+            personal: The personal fields, each with the JSON value that it has once its subject is forgotten.
+                They are stored sealed with the subject's key; upcasters get them opened. The store needs
+                ``keys``.
 
         Raises:
             ConfigError: the name or class is registered already, or the class is neither a dataclass nor a
@@ -69,7 +85,9 @@ class EventTypes:
                     "registered already; give each class one name of its own"
                 )
             decode = decoder_of(kind)
-            found = EventType(name, version, kind, decode)
+            sealed = dict(personal or {})
+            _check_personal(name, kind, subject, sealed)
+            found = EventType(name, version, kind, decode, subject, sealed)
             self._by_name[name] = self._by_class[kind] = found
             return kind
 
@@ -95,12 +113,26 @@ class EventTypes:
 
         return add
 
-    def check(self) -> None:
-        """Check that every version before today's has an upcaster.
+    def sealed_with(self, keys: SubjectKeys | None) -> EventTypes:
+        """Return these types, with the keys of personal fields.
 
         Raises:
-            ConfigError: one is missing, or belongs to no version of a registered type.
+            ConfigError: a version has no upcaster, or fields are personal and there are no keys.
         """
+        self._check()
+        personal = [one.name for one in self._by_name.values() if one.personal]
+        if personal and keys is None:
+            raise ConfigError(
+                f"events {', '.join(map(repr, personal))} have personal fields; give the store the file of their "
+                "keys, as keys='keys.db', apart from the log"
+            )
+        found = EventTypes()
+        found._by_name, found._by_class = self._by_name, self._by_class
+        found._upcasters, found._keys = self._upcasters, keys
+        return found
+
+    def _check(self) -> None:
+        """Check that every version before today's has an upcaster, which belongs to a registered type."""
         for one in self._by_name.values():
             for version in range(1, one.version):
                 if (one.name, version) not in self._upcasters:
@@ -118,9 +150,16 @@ class EventTypes:
 
     def digest(self) -> str:
         """Return a digest of the code by which events are read: classes, versions, upcasters."""
-        parts = [[one.name, one.version, code_digest(one.kind)] for one in self._by_name.values()]
+        parts = [
+            [one.name, one.version, code_digest(one.kind), sorted(one.personal.items())]
+            for one in self._by_name.values()
+        ]
         parts += [[*key, code_digest(upcast)] for key, upcast in self._upcasters.items()]
-        return digest(json.dumps(sorted(parts)))
+        return digest(json.dumps(sorted(map(ENCODER.encode, parts))))
+
+    def forgets(self) -> str:
+        """Name the key store and how often it forgot, in any process."""
+        return "" if self._keys is None else self._keys.forgets()
 
     def type_of(self, event: object) -> EventType:
         """Return the type of an event.
@@ -144,7 +183,8 @@ class EventTypes:
         """
         found = self.type_of(event)
         try:
-            return found, _plain_fields(event)
+            fields = _plain_fields(event)
+            return found, self._seal(found, fields) if found.personal else fields
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"an event {found.name!r} cannot be written as JSON: {error}; change its fields"
@@ -163,6 +203,7 @@ class EventTypes:
         found = self._by_name.get(name)
         if found is None or version > found.version:
             raise ConfigError(self._unknown(name, version, where))
+        fields = self._open(found, fields)
         try:
             while version < found.version:
                 fields = self._upcasters[name, version](dict(fields))
@@ -174,6 +215,27 @@ class EventTypes:
                 "remains as it was stored; correct its class, or its upcaster"
             ) from error
 
+    def _seal(self, kind: EventType, fields: dict[str, Any]) -> dict[str, Any]:
+        assert self._keys is not None, "sealed_with has checked it"
+        subject = str(fields[str(kind.subject)])
+        return {
+            name: self._keys.seal(subject, value, f"{kind.name}.{name}")
+            if name in kind.personal
+            else value
+            for name, value in fields.items()
+        }
+
+    def _open(self, kind: EventType, fields: Any) -> Any:
+        """Open the sealed fields of an event, whatever is personal today."""
+        if self._keys is None:
+            return fields
+        return {
+            name: self._keys.open(value[SEALED], f"{kind.name}.{name}", kind.personal.get(name))
+            if isinstance(value, dict) and SEALED in value
+            else value
+            for name, value in fields.items()
+        }
+
     def _unknown(self, name: str, version: int, where: str) -> str:
         known = self._by_name.get(name)
         if known is not None:
@@ -184,6 +246,18 @@ class EventTypes:
         return (
             f"the event at {where} is {name!r}, which this program does not know; register its class "
             f"under this name.{did_you_mean(name, self._by_name)}"
+        )
+
+
+def _check_personal(name: str, kind: Any, subject: str | None, personal: Mapping[str, Any]) -> None:
+    if not personal and subject is None:
+        return
+    fields = set(getattr(kind, "__pydantic_fields__", None) or kind.__dataclass_fields__)
+    unknown = {*personal, subject} - fields
+    if not personal or subject is None or unknown or subject in personal:
+        raise ConfigError(
+            f"event {name!r} has the fields {sorted(fields)}, the subject {subject!r} and the personal fields "
+            f"{sorted(personal)}; give both, of these fields, and a subject that is not itself personal"
         )
 
 

@@ -116,6 +116,7 @@ class Lane:
         self._end = -1  # what was read; -1 before the index was compared with the log
         self._certain = True  # the end is not below what this lane has appended
         self._failure: FencedError | None = None
+        self._forgets = events.forgets()
 
     def handle(self, pending: PendingCommand) -> None:
         """Return when the command has its result, or its error."""
@@ -153,12 +154,14 @@ class Lane:
     def forget_states(self) -> int:
         """Drop every cached aggregate and every snapshot; return how many snapshots there were."""
         with self._lock:
+            self._forgets = self._events.forgets()
             self._cache.clear()
             return self.index.drop_snapshots()
 
     def close(self) -> None:
         """Flush the index, and release the partition."""
         with self._lock:
+            self._follow_forgetting()
             self.index.close()
             self.log.close()
 
@@ -363,7 +366,16 @@ class Lane:
 
     # -- step 1 -------------------------------------------------------------------------------
 
+    def _follow_forgetting(self) -> None:
+        """Drop what is in memory of subjects whom another process has forgotten."""
+        forgets = self._events.forgets()
+        if forgets != self._forgets:
+            self._forgets = forgets
+            self._cache.clear()
+            self.index.drop_snapshots()
+
     def _catch_up(self) -> None:
+        self._follow_forgetting()
         if self._end < 0:
             self._check_index()
         elif self.log.exclusive and self._certain:

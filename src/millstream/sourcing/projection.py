@@ -61,12 +61,15 @@ class Projection:
         apply: Called with each event, in order within a stream, and the tables to write to:
             ``tables.execute("INSERT INTO {totals} ...", parameters)``. It must not write anywhere else:
             after a crash it is called again.
+        forget: Called with a subject who is forgotten, and the tables: removes what they have of it. Without
+            it, the projection is rebuilt from events in which the subject is forgotten.
         code: What decides whether the tables were filled by today's code; ``apply`` if not given.
     """
 
     name: str
     tables: Mapping[str, str]
     apply: Callable[[SourcedEvent, ProjectionTables], object] = field(repr=False)
+    forget: Callable[[str, ProjectionTables], object] | None = field(default=None, repr=False)
     code: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -194,6 +197,22 @@ class ProjectionRun:
             tables = ProjectionTables(cursor, self._table_names(self._generation))
             tables.execute(statement, parameters)
 
+    def forget(self, subject: str) -> str:
+        """Remove what the tables have of a subject whose keys are destroyed; return what was done."""
+        where = f"projection {self._projection.name!r} in {self._target.shown}"
+        with self._lock:
+            if self._projection.forget is not None:
+                with self._target.transaction() as cursor:
+                    names = self._table_names(self._generation)
+                    self._projection.forget(subject, ProjectionTables(cursor, names))
+                done = "told to forget"
+            else:
+                self._generation = self._find_generation(rebuild=True, anew=True)
+                self._rebuild()
+                done = "rebuilt"
+            self._target.overwrite_deleted()
+        return f"{where}: {done}"
+
     def close(self) -> None:
         """Stop following, and close the connection. Calling it again does nothing."""
         self._stop.set()
@@ -275,8 +294,12 @@ class ProjectionRun:
 
     # -- generations --------------------------------------------------------------------------
 
-    def _find_generation(self, *, rebuild: bool) -> int:
-        """Return the generation to continue, or the one to rebuild; make the first one."""
+    def _find_generation(self, *, rebuild: bool, anew: bool = False) -> int:
+        """Return the generation to continue, or the one to rebuild; make the first one.
+
+        Args:
+            anew: Do not continue a rebuild that was begun: it may have what was forgotten since.
+        """
         with self._target.transaction() as cursor:
             for statement in _TABLES:
                 cursor.execute(statement)
@@ -295,7 +318,7 @@ class ProjectionRun:
                     )
                 return live
             building = {number: one for number, one in known.items() if number != live}
-            same = [number for number, one in building.items() if one[0] == self._code]
+            same = [n for n, one in building.items() if one[0] == self._code and not anew]
             self._drop(cursor, {n: one for n, one in building.items() if n not in same})
             if same:
                 return same[0]

@@ -33,6 +33,10 @@ class ProjectionTarget(ABC):
     def close(self) -> None:
         """Close the connection."""
 
+    @abstractmethod
+    def overwrite_deleted(self) -> None:
+        """Have the bytes of deleted rows overwritten, as far as the database does that on request."""
+
     @staticmethod
     @abstractmethod
     def sql(statement: str) -> str:
@@ -73,6 +77,10 @@ class SqliteTarget(ProjectionTarget):
                     f"{self.shown} could not commit: {error}; try again"
                 ) from error
 
+    def overwrite_deleted(self) -> None:
+        with self._lock:
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
     @staticmethod
     def sql(statement: str) -> str:
         return statement
@@ -96,6 +104,9 @@ class PostgresTarget(ProjectionTarget):
             # One at a time for the whole database, as in SQLite; the number is that of this lock.
             session.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
             yield session.cursor()
+
+    def overwrite_deleted(self) -> None:
+        """Leave it to the server, whose vacuum frees the rows and whose disk is its own."""
 
     @staticmethod
     def sql(statement: str) -> str:

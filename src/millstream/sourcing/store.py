@@ -6,7 +6,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -30,6 +30,7 @@ from millstream.sourcing.partition_log import PartitionLog
 from millstream.sourcing.projection import Projection, ProjectionRun
 from millstream.sourcing.stored_event import LogPosition, Metadata, SourcedEvent, decode_event
 from millstream.sourcing.stream_index import StreamIndex
+from millstream.sourcing.subject_keys import SubjectKeys
 
 _KEPT_FOR_EVER = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
 
@@ -58,6 +59,17 @@ class LoadedAggregate:
     state: Any
 
 
+@dataclass(frozen=True, slots=True)
+class ForgetReport:
+    """What became of a subject's personal data: a line for each place where it was."""
+
+    subject: str
+    places: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join((f"subject {self.subject!r} is forgotten", *self.places))
+
+
 def _wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
@@ -81,6 +93,8 @@ class EventStore:
         events: The registered events.
         partitions: Of the topic, if it is created. Commands of different partitions do not wait for each
             other. It can never be changed, as streams would move.
+        keys: The file of the keys of personal fields; see :meth:`EventTypes.register` and :meth:`forget`.
+            It is needed if there are such fields.
         index: A folder for the index, which is made from the log and may be deleted. For a log in a folder
             it is in there, if not given.
         snapshot_every: Keep an aggregate snapshot every so many events; the decider needs a ``state`` type.
@@ -104,20 +118,20 @@ class EventStore:
         events: EventTypes,
         *,
         partitions: int = 4,
+        keys: str | Path | None = None,
         index: str | Path | None = None,
         snapshot_every: int | None = None,
         cache: int = 10_000,
         rejections: Literal["discard", "record"] = "discard",
         clock_ms: Callable[[], int] = _wall_clock_ms,
     ) -> None:
-        self.log, self.topic, self.events = log, topic, events
+        self.log, self.topic = log, topic
         self.decider = check_decider(decider)
         choose("rejections", rejections, ("discard", "record"))
         if cache < 1:
             raise ConfigError(
                 f"cache is {cache}; give how many aggregates to keep in memory, 1 or more"
             )
-        events.check()
         self._options = _StoreOptions(
             index=None if index is None else Path(index),
             snapshot_every=snapshot_every,
@@ -125,6 +139,8 @@ class EventStore:
             clock_ms=clock_ms,
         )
         self._index_folder = self._find_index_folder()
+        self._keys = None if keys is None else SubjectKeys(keys)
+        self.events = events.sealed_with(self._keys)
         info = log.create_topic(
             topic, partitions=partitions, settings=_KEPT_FOR_EVER, exist_ok=True
         )
@@ -333,6 +349,42 @@ class EventStore:
         """
         return ProjectionRun(self, projection, into, rebuild=rebuild)
 
+    def forget(self, subject: str, *, projections: Sequence[ProjectionRun] = ()) -> ForgetReport:
+        """Make the personal fields of a subject unreadable, wherever they were copied to, for good.
+
+        The subject's keys are destroyed; from then on the events have the values that were registered for the
+        forgotten. Aggregate snapshots, which have them in clear, are deleted, and are made again. Projections
+        are called to forget, or rebuilt if they cannot. Calling it again finishes what a crash left.
+
+        What it does not reach: projections that are not given; other processes, which hold aggregates in
+        memory until they end; what was made from the events elsewhere; old backups of the key store.
+
+        Args:
+            projections: Those with data of the subject.
+
+        Raises:
+            ConfigError: the store was opened without ``keys``.
+        """
+        if self._keys is None:
+            raise ConfigError(
+                "this store has no keys, so nothing in it is sealed; open it with keys='keys.db', and register "
+                "personal fields"
+            )
+        report = [f"{self.path_of_keys}: {self._keys.destroy(subject)} keys destroyed"]
+        for number in range(self.partitions):
+            count = self.lane(number).forget_states()
+            report.append(f"index of {self.topic}/{number}: {count} aggregate snapshots deleted")
+        report += [one.forget(subject) for one in projections]
+        report.append(
+            f"topic {self.topic!r}, its archives and backups: what was sealed stays, and cannot be opened"
+        )
+        return ForgetReport(subject, tuple(report))
+
+    @property
+    def path_of_keys(self) -> Path | None:
+        """The file of the keys."""
+        return None if self._keys is None else self._keys.path
+
     def verify_snapshots(self) -> Iterator[tuple[str, str | None]]:
         """Compare every aggregate snapshot with a full fold: yield each stream, and what is wrong or None.
 
@@ -409,6 +461,8 @@ class EventStore:
             self._closed = True
             lanes, self._lanes = self._lanes, {}
         with ExitStack() as closing:
+            if self._keys is not None:
+                closing.callback(self._keys.close)  # last: callbacks run from the last to the first
             for lane in lanes.values():
                 closing.callback(lane.close)
             if self._rejections is not None:

@@ -255,8 +255,8 @@ class StreamIndex:
 
     def drop_snapshots(self) -> int:
         """Delete all aggregate snapshots, and their bytes in the file; return how many there were."""
-        self.flush()
         with self._lock:
+            self._snapshots = {}  # never written
             count = self._db.execute("DELETE FROM snapshots").rowcount
             with closing(self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")) as done:
                 done.fetchall()

@@ -102,7 +102,7 @@ def moved() -> ms.EventTypes:
 
 
 def test_old_versions_are_brought_up_step_by_step(moved: ms.EventTypes) -> None:
-    moved.check()
+    moved.sealed_with(None)
     stored = {"to": "x", "km": 2}
     found = moved.decode("moved", 1, stored, "here")
     assert (found.to, found.metres, found.by) == ("x", 2000, "foot")
@@ -135,11 +135,11 @@ def test_what_cannot_be_registered_is_refused(moved: ms.EventTypes) -> None:
         moved.upcaster("moved", from_version=1)
     moved.register("left", version=2)(Inner)
     with pytest.raises(ms.ConfigError, match="nothing reads its version 1"):
-        moved.check()
+        moved.sealed_with(None)
     moved.upcaster("left", from_version=1)(dict)
     moved.upcaster("left", from_version=2)(dict)
     with pytest.raises(ms.ConfigError, match="leads to no registered version"):
-        moved.check()
+        moved.sealed_with(None)
 
 
 def test_one_stream_that_cannot_be_read_keeps_no_other_from_being_handled(
