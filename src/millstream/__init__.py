@@ -20,8 +20,9 @@ _MODULES: dict[str, str] = {
         "millstream.client.log": "EventLog",
         "millstream.client.open": "connect",
         "millstream.errors": (
-            "ConfigError ConflictError CorruptionError FencedError JobFailedError MillstreamError "
-            "OffsetOutOfRangeError RetriableError UserCodeError"
+            "CommandRejectedError ConfigError ConflictError CorruptionError FencedError "
+            "JobFailedError MillstreamError OffsetOutOfRangeError RetriableError UserCodeError "
+            "VersionConflictError"
         ),
         "millstream.kernels.aggregates.user_defined": "UserAggregate",
         "millstream.kernels.dedup.bloom_loss": "expected_loss",
@@ -43,6 +44,12 @@ _MODULES: dict[str, str] = {
             "after_count calendar count_window cumulating hopping once session sliding tumbling"
         ),
         "millstream.record": "Record",
+        "millstream.sourcing.decider": "Decider",
+        "millstream.sourcing.event_types": "EventTypes",
+        "millstream.sourcing.process_manager": "ProcessManager Send",
+        "millstream.sourcing.projection": "Projection",
+        "millstream.sourcing.store": "EventStore",
+        "millstream.sourcing.stored_event": "SourcedEvent",
         "millstream.views": "panels",
         "millstream.views.coverage": "PartialOutputWarning",
         "millstream.views.reader": "View view",
@@ -59,6 +66,7 @@ __all__ = [*sorted(("__version__", *_MODULES))]
 if TYPE_CHECKING:
     from millstream.client.log import EventLog as EventLog
     from millstream.client.open import connect as connect
+    from millstream.errors import CommandRejectedError as CommandRejectedError
     from millstream.errors import ConfigError as ConfigError
     from millstream.errors import ConflictError as ConflictError
     from millstream.errors import CorruptionError as CorruptionError
@@ -68,6 +76,7 @@ if TYPE_CHECKING:
     from millstream.errors import OffsetOutOfRangeError as OffsetOutOfRangeError
     from millstream.errors import RetriableError as RetriableError
     from millstream.errors import UserCodeError as UserCodeError
+    from millstream.errors import VersionConflictError as VersionConflictError
     from millstream.kernels.aggregates.user_defined import UserAggregate as UserAggregate
     from millstream.kernels.dedup.bloom_loss import expected_loss as expected_loss
     from millstream.lookups.http_lookup import http_lookup as http_lookup
@@ -95,6 +104,13 @@ if TYPE_CHECKING:
     from millstream.pipeline.windows import sliding as sliding
     from millstream.pipeline.windows import tumbling as tumbling
     from millstream.record import Record as Record
+    from millstream.sourcing.decider import Decider as Decider
+    from millstream.sourcing.event_types import EventTypes as EventTypes
+    from millstream.sourcing.process_manager import ProcessManager as ProcessManager
+    from millstream.sourcing.process_manager import Send as Send
+    from millstream.sourcing.projection import Projection as Projection
+    from millstream.sourcing.store import EventStore as EventStore
+    from millstream.sourcing.stored_event import SourcedEvent as SourcedEvent
     from millstream.views import panels as panels
     from millstream.views.coverage import PartialOutputWarning as PartialOutputWarning
     from millstream.views.reader import View as View

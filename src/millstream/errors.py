@@ -21,6 +21,8 @@ carry the data. A message names the value seen, what is allowed, and the next st
     ├── ConflictError           the state has moved on: reload, decide again
     │   ├── TopicRecreatedError     positions in the topic mean nothing any more: start over
     │   ├── DeletionsLostError      a table missed deletions that compaction removed: reset the app
+    │   ├── EndMovedError           the partition has grown: read on, decide again
+    │   ├── VersionConflictError    the stream is at another version: load it, decide again
     │   ├── OutOfOrderSequenceError records before these are missing: send those first
     │   ├── TransactionAbortedError the transaction was aborted: begin another, send again
     │   └── FencePassedError        the work of this batch id is committed already: skip it
@@ -28,6 +30,7 @@ carry the data. A message names the value seen, what is allowed, and the next st
     ├── CorruptionError         stop and keep the bytes: what is on disk is not what was written
     │   ├── CorruptBatchError       one record batch; names file, position and offsets
     │   └── SyncFailedError         a write may not have reached the disk; check it, open again
+    ├── CommandRejectedError    a decider refused the command: send another one
     ├── UserCodeError           a function or expression of the user's failed: correct it
     ├── BadRecordError          a record does not fit its schema: correct the schema, or the policy
     └── JobFailedError          the running job stopped; the message says at which step and why
@@ -118,6 +121,28 @@ class OutOfOrderSequenceError(ConflictError):
     """Records before these are missing. Send those first, or start over with a new producer."""
 
 
+class EndMovedError(ConflictError):
+    """The partition has grown since it was read to its end: nothing was appended. Read on, decide again.
+
+    ``end`` is where it ends now.
+    """
+
+    def __init__(self, message: str, *, end: int) -> None:
+        super().__init__(message)
+        self.end = end
+
+
+class VersionConflictError(ConflictError):
+    """The stream is not at the expected version: nothing was appended. Load it, and decide again.
+
+    ``stream_id`` is the stream, ``version`` where it is, ``expected`` where it was expected to be.
+    """
+
+    def __init__(self, message: str, *, stream_id: str, version: int, expected: int) -> None:
+        super().__init__(message)
+        self.stream_id, self.version, self.expected = stream_id, version, expected
+
+
 class TransactionAbortedError(ConflictError):
     """The transaction was aborted, by its timeout or a failure. Begin another, send again.
 
@@ -175,6 +200,13 @@ class CorruptBatchError(CorruptionError):
 
 class SyncFailedError(CorruptionError):
     """The disk failed to keep a write. Check the disk, then open the folder again: it is verified."""
+
+
+class CommandRejectedError(MillstreamError):
+    """A decider refuses a command, for the reason in the message: no event was appended.
+
+    Raise it in ``decide``; a message that says what would be accepted helps the caller most.
+    """
 
 
 class UserCodeError(MillstreamError):

@@ -17,6 +17,7 @@ from millstream.errors import ConfigError
 from millstream.pipeline.stream import Stream, Windowed
 
 SCHEMA = {"id": str, "n": int, "at": datetime, "tags": list[str]}
+DECIDER = ms.Decider(initial=int, decide=lambda _command, _state: [], evolve=lambda s, _event: s)
 
 
 def stream(**options):
@@ -186,6 +187,14 @@ WRONG = {
     ("EventLog.create_topic", "settings", "retention_ms", "retention.ms"): connected(
         lambda log, word: log.create_topic("u", settings={word: "1"})
     ),
+    ("EventStore", "rejections", "records", "record"): connected(
+        lambda log, word: ms.EventStore(log, "s", DECIDER, ms.EventTypes(), rejections=word)
+    ),
+    ("EventStore.handle", "on_conflict", "retries", "retry"): connected(
+        lambda log, word: ms.EventStore(log, "s", DECIDER, ms.EventTypes()).handle(
+            "a", 1, on_conflict=word
+        )
+    ),
     ("testing.run", "engine", "kernels", "kernel"): declared(
         lambda word: testing.run(ms.App("a", log="unused"), {}, engine=word)
     ),
@@ -215,7 +224,8 @@ def _public_callables():
         if not isinstance(getattr(ms, name), type):
             yield name, getattr(ms, name)
     yield "App", ms.App
-    for of in (EventLog, Stream, Windowed, ms.App):
+    yield "EventStore", ms.EventStore
+    for of in (EventLog, ms.EventStore, Stream, Windowed, ms.App):
         for name, method in inspect.getmembers(of, inspect.isfunction):
             if not name.startswith("_"):
                 yield f"{of.__name__}.{name}", method

@@ -40,6 +40,7 @@ COMMANDS = {
     "why": "Say what holds a window open, and why events were late.",
     "view": "Look at maintained views: list them, show rows, follow changes.",
     "dead": "Look at records that could not be processed, and append them again.",
+    "sourcing": "Check what is kept beside the events of an event store.",
     "bloom": "Show how many events Bloom filters lose, for a memory, a rate and a horizon.",
     "doctor": "Check that this machine has what Millstream needs.",
 }

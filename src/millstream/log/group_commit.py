@@ -61,14 +61,21 @@ class PendingAppend:
 
     The same object goes from a producer, a client of the owner or the broker to the disk. ``partition`` is
     known in the owner's process only; :meth:`LogWriter.commit` sets it where it is not given.
+    With ``expected_end``, the batch is appended at this offset or not at all.
     """
 
-    __slots__ = ("batch", "done", "error", "name", "offset", "partition")
+    __slots__ = ("batch", "done", "error", "expected_end", "name", "offset", "partition")
 
     def __init__(
-        self, name: TopicPartition, batch: EncodedBatch, partition: Partition | None = None
+        self,
+        name: TopicPartition,
+        batch: EncodedBatch,
+        partition: Partition | None = None,
+        *,
+        expected_end: int | None = None,
     ) -> None:
         self.name = name
+        self.expected_end = expected_end
         self.partition = partition
         self.batch = batch
         self.offset = -1
@@ -271,7 +278,7 @@ class GroupCommit:
                 run, room = _WriteRun(), partition.room()
             try:
                 self._admit(append.batch)
-                known = partition.reserve(append.batch)
+                known = partition.reserve(append.batch, append.expected_end)
             except MillstreamError as error:
                 append.error = error  # the others are not affected
                 continue

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from millstream.errors import (
     ConfigError,
     DiskFullError,
+    EndMovedError,
     OffsetOutOfRangeError,
     RecordTooLargeError,
     SyncFailedError,
@@ -87,10 +88,14 @@ class Partition:
 
     # -- appending ----------------------------------------------------------------------------
 
-    def reserve(self, batch: EncodedBatch) -> int | None:
+    def reserve(self, batch: EncodedBatch, expected_end: int | None = None) -> int | None:
         """Assign offsets to a batch and return None; or return its offset if it is there already.
 
+        Args:
+            expected_end: Where the partition must end now, with what is reserved.
+
         Raises:
+            EndMovedError: it ends elsewhere.
             ProducerFencedError, OutOfOrderSequenceError: see ``producers``.
             ConfigError: the topic is compacted and a record has no key; a batch holds nothing.
             RecordTooLargeError: the batch is larger than the topic allows.
@@ -100,6 +105,7 @@ class Partition:
             known = self.producers.duplicate_of(self.name, batch)
             if known is not None:
                 return known
+            self._check_end(expected_end)
             self.producers.add(
                 base_offset=self._reserved_end,
                 count=batch.count,
@@ -107,8 +113,18 @@ class Partition:
                 producer=batch.producer,
                 used_ms=self._clock_ms(),
             )
+        else:
+            self._check_end(expected_end)
         self._reserved_end += batch.count
         return None
+
+    def _check_end(self, expected: int | None) -> None:
+        if expected is not None and expected != self._reserved_end:
+            raise EndMovedError(
+                f"{self.name} ends at offset {self._reserved_end}, not at {expected}: nothing was "
+                "appended. Read on, and decide again",
+                end=self._reserved_end,
+            )
 
     def write(self, batches: Sequence[EncodedBatch], leader_epoch: int) -> int:
         """Put the reserved batches at the end of the partition; return the offset of the first.

@@ -8,6 +8,7 @@ this owner, or by one that died before its response arrived. So each request is 
 a request             that is retried
 ====================  ==========================================================================
 append                batches have a producer and a sequence: a batch in the log is not written again
+append_at             the same: a batch in the log is found before the end is compared
 register              returns the next producer epoch; nobody uses the one before
 begin                 continues the transaction that is open
 end                   returns the decision that control.db has
@@ -90,9 +91,15 @@ def handle_request(writer: LogWriter, request: OwnerRequest) -> Any:
 
 
 def append_request(
-    batches: Iterable[tuple[TopicPartition, EncodedBatch]], durability: Durability
+    batches: Iterable[tuple[TopicPartition, EncodedBatch]],
+    durability: Durability,
+    expected_ends: Sequence[int | None] = (),
 ) -> OwnerRequest:
-    """Return the request to append batches, each of which has its producer and sequence."""
+    """Return the request to append batches, each of which has its producer and sequence.
+
+    With any of ``expected_ends`` it has another name: an older owner, which would not compare them,
+    refuses it.
+    """
     descriptions, tails = [], []
     identity = None
     for name, batch in batches:
@@ -101,7 +108,11 @@ def append_request(
         if batch.attributes & TRANSACTIONAL:
             identity = [batch.producer.producer_id, batch.producer.producer_epoch]
     args = {"batches": descriptions, "durability": durability, "identity": identity}
-    return OwnerRequest("append", args, b"".join(tails))
+    if all(end is None for end in expected_ends):
+        return OwnerRequest("append", args, b"".join(tails))
+    return OwnerRequest(
+        "append_at", {**args, "expected_ends": list(expected_ends)}, b"".join(tails)
+    )
 
 
 def append_results(results: Sequence[Any]) -> list[int | MillstreamError]:
@@ -110,7 +121,12 @@ def append_results(results: Sequence[Any]) -> list[int | MillstreamError]:
 
 
 def _append(writer: LogWriter, request: OwnerRequest) -> list[int | dict[str, Any]]:
-    appends = [PendingAppend(name, batch) for name, batch in decode_batches(request)]
+    batches = decode_batches(request)
+    ends = request.args.get("expected_ends") or [None] * len(batches)
+    appends = [
+        PendingAppend(name, batch, expected_end=end)
+        for (name, batch), end in zip(batches, ends, strict=True)
+    ]
     writer.commit(appends, request.args["durability"])
     return [error_as_plain(one.error) if one.error else one.offset for one in appends]
 
@@ -269,6 +285,7 @@ def _run_maintenance(writer: LogWriter, _: OwnerRequest) -> dict[str, Any]:
 
 _HANDLERS: Mapping[str, Callable[[LogWriter, OwnerRequest], Any]] = {
     "append": _append,
+    "append_at": _append,
     "register": _register,
     "begin": _begin,
     "end": _end,

@@ -154,7 +154,8 @@ class FolderWriter:
         sequences = dict(self._sequences)
         stamped = [self._stamped(append, sequences) for append in chosen]
         names = [append.name for append in chosen]
-        request = append_request(zip(names, stamped, strict=True), durability)
+        ends = [append.expected_end for append in chosen]
+        request = append_request(zip(names, stamped, strict=True), durability, ends)
         results = append_results(self._call(request))
         retried: list[PendingAppend] = []
         rejected: set[TopicPartition] = set()

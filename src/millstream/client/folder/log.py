@@ -125,10 +125,18 @@ class FolderLog(EventLog):
 
     # -- writing ------------------------------------------------------------------------------
 
-    def _make_producer(self, settings: ProducerSettings) -> FolderProducer:
+    def batch_writer(self) -> FolderWriter:
+        """Return a writer of encoded batches, which may ask for the offset they must have; close it.
+
+        Raises:
+            FolderOwnedError: the folder's owner accepts no connections, or does not respond.
+        """
         client = self._owner_client()
         client.find_owner()
-        writer = FolderWriter(client.access)
+        return FolderWriter(client.access)
+
+    def _make_producer(self, settings: ProducerSettings) -> FolderProducer:
+        writer = self.batch_writer()
         producer = FolderProducer(writer, settings, on_close=writer.close)
         with self._lock:
             self._producers.append(producer)

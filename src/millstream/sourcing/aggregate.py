@@ -1,0 +1,236 @@
+"""Aggregates: the state of a stream, folded from an aggregate snapshot and the events after it.
+
+An aggregate snapshot is a shortcut, never the truth. It is used only if the code that folded it is the code
+of today: the decider, the events and their upcasters. Else the stream is folded from its first event, and
+the next snapshot is of today's code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from millstream.errors import ConfigError, CorruptionError
+from millstream.kernels.code_digest import code_digest, digest
+from millstream.sourcing.decider import DeciderLike
+from millstream.sourcing.event_types import EventTypes
+from millstream.sourcing.json_form import ENCODER, decoder_of
+from millstream.sourcing.partition_log import PartitionLog
+from millstream.sourcing.stored_event import LogPosition, RawEvent, SourcedEvent
+from millstream.sourcing.stream_index import EventRun, StoredSnapshot, StreamIndex
+
+READ_THROUGH = (
+    64  # offsets of others between two events that are read with them: cheaper than a new read
+)
+
+
+@dataclass(slots=True)
+class FoldedStream:
+    """The state of one stream at a version. ``timestamp_ms`` is that of its last event."""
+
+    version: int
+    state: Any
+    timestamp_ms: int = 0
+
+
+class AggregateCache:
+    """The aggregates used last. One thread at a time."""
+
+    def __init__(self, count_max: int) -> None:
+        self._count_max = count_max
+        self._found: OrderedDict[str, FoldedStream] = OrderedDict()
+
+    def get(self, stream_id: str) -> FoldedStream | None:
+        """Return the aggregate of a stream, if it is here."""
+        found = self._found.get(stream_id)
+        if found is not None:
+            self._found.move_to_end(stream_id)
+        return found
+
+    def put(self, stream_id: str, aggregate: FoldedStream) -> None:
+        """Keep an aggregate, and drop the one that was used longest ago if there are too many."""
+        self._found[stream_id] = aggregate
+        self._found.move_to_end(stream_id)
+        if len(self._found) > self._count_max:
+            self._found.popitem(last=False)
+
+    def drop(self, stream_ids: Iterable[str]) -> None:
+        """Forget these."""
+        for stream_id in stream_ids:
+            self._found.pop(stream_id, None)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._found.clear()
+
+
+class Folding:
+    """Folds the streams of one partition. Thread-safe.
+
+    Args:
+        snapshot_every: Keep an aggregate snapshot each time that so many events were added; none if None.
+    """
+
+    def __init__(
+        self,
+        log: PartitionLog,
+        index: StreamIndex,
+        decider: DeciderLike,
+        events: EventTypes,
+        snapshot_every: int | None,
+    ) -> None:
+        self.log, self._index = log, index
+        self._decider, self._events = decider, events
+        self._every = snapshot_every
+        self._code = ""
+        if snapshot_every is not None:
+            state = getattr(decider, "state", None)
+            if state is None or snapshot_every < 1:
+                raise ConfigError(
+                    f"aggregate snapshots every {snapshot_every} events need the type of the state; give "
+                    "the decider a `state`, such as Decider(..., state=CartState), and 1 event or more"
+                )
+            self._decode_state = decoder_of(state)
+            parts = [code_digest(decider.initial), code_digest(decider.evolve), events.digest()]
+            self._code = digest(json.dumps(parts))
+
+    def load(self, stream_id: str, until_version: int | None = None) -> FoldedStream:
+        """Return an aggregate, at its last version or at an earlier one.
+
+        Raises:
+            ConfigError, UserCodeError: an event cannot be read; see :meth:`EventTypes.decode`.
+        """
+        found = self._from_snapshot(stream_id, until_version)
+        if found is None:
+            found = FoldedStream(0, self._decider.initial())
+        for event in self.raw_events(stream_id, found.version, until_version):
+            self.evolve(found, event)
+        return found
+
+    def evolve(self, aggregate: FoldedStream, event: RawEvent) -> None:
+        """Bring an aggregate one event further.
+
+        Raises:
+            CorruptionError: the event is not the next one.
+        """
+        if event.version != aggregate.version + 1:
+            raise CorruptionError(
+                f"stream {event.stream_id!r} is at version {aggregate.version}, and its next event, at "
+                f"{self.place(event)}, has version {event.version}: events were deleted from the topic. "
+                "Restore it from a backup"
+            )
+        aggregate.state = self._decider.evolve(aggregate.state, self.data_of(event))
+        aggregate.version = event.version
+        aggregate.timestamp_ms = event.timestamp_ms
+
+    def raw_events(
+        self, stream_id: str, after: int = 0, until: int | None = None
+    ) -> Iterator[RawEvent]:
+        """Yield the events of a stream with versions in (after, until], without a scan of the partition."""
+        for start, end in _ranges(self._index.runs(stream_id, after)):
+            for event in self.log.read(start, end):
+                if event.stream_id != stream_id or event.version <= after:
+                    continue
+                if until is not None and event.version > until:
+                    return
+                yield event
+
+    def data_of(self, event: RawEvent) -> Any:
+        """Return the event as an object of its class."""
+        return self._events.decode(event.type, event.schema, event.fields, self.place(event))
+
+    def place(self, event: RawEvent) -> str:
+        """Name the place of an event, for errors."""
+        return f"offset {event.offset} of {self.log.topic}/{self.log.partition}"
+
+    def sourced(self, event: RawEvent) -> SourcedEvent:
+        """Return the event as users get it."""
+        return SourcedEvent(
+            event.stream_id,
+            event.version,
+            event.type,
+            self.data_of(event),
+            LogPosition(self.log.partition, event.offset + 1),
+            event.recorded_at,
+            event.metadata,
+        )
+
+    # -- aggregate snapshots ------------------------------------------------------------------
+
+    def keep_snapshot(self, stream_id: str, before: int, aggregate: FoldedStream) -> None:
+        """Keep a snapshot if the aggregate has passed a multiple of ``snapshot_every`` since ``before``."""
+        if self._every is None or aggregate.version // self._every == before // self._every:
+            return
+        self.put_snapshot(stream_id, aggregate)
+
+    def put_snapshot(self, stream_id: str, aggregate: FoldedStream) -> None:
+        """Keep a snapshot.
+
+        Raises:
+            ConfigError: the state has no form in JSON.
+        """
+        try:
+            state = ENCODER.encode(aggregate.state).encode()
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"the state of stream {stream_id!r} cannot be written as JSON, for an aggregate snapshot: "
+                f"{error}. Change its type, or open the store without snapshot_every"
+            ) from error
+        kept = StoredSnapshot(aggregate.version, aggregate.timestamp_ms, self._code_today(), state)
+        self._index.put_snapshot(stream_id, kept)
+
+    def _from_snapshot(self, stream_id: str, until: int | None) -> FoldedStream | None:
+        if self._every is None:
+            return None
+        kept = self._index.snapshot(stream_id)
+        if (
+            kept is None
+            or kept.code != self._code_today()
+            or (until is not None and kept.version > until)
+        ):
+            return None
+        return FoldedStream(
+            kept.version, self._decode_state(json.loads(kept.state)), kept.timestamp_ms
+        )
+
+    def _code_today(self) -> str:
+        """Name what a snapshot is of: the code, and which subjects were forgotten until then."""
+        return f"{self._code}-{self._events.forgets()}"
+
+    def has_snapshot(self, stream_id: str) -> bool:
+        """Return whether there is a snapshot by today's code."""
+        return self._from_snapshot(stream_id, None) is not None
+
+    def fault_of_snapshot(self, stream_id: str) -> str | None:
+        """Compare the snapshot of a stream with a full fold; return what is wrong with it, or None."""
+        kept = self._from_snapshot(stream_id, None)
+        if kept is None:
+            return None
+        full = FoldedStream(0, self._decider.initial())
+        for event in self.raw_events(stream_id, 0, kept.version):
+            self.evolve(full, event)
+        if full.version != kept.version:
+            return (
+                f"the snapshot is at version {kept.version}, and the stream ends at {full.version}"
+            )
+        if ENCODER.encode(full.state) != ENCODER.encode(kept.state):
+            return f"at version {kept.version} the snapshot has {kept.state!r}, a full fold {full.state!r}"
+        return None
+
+
+def _ranges(runs: Sequence[EventRun]) -> Iterator[tuple[int, int]]:
+    """Yield ranges of offsets that cover the runs, joined where little lies between them."""
+    start = end = -1
+    for run in runs:
+        run_end = run.first_offset + run.length
+        if start >= 0 and run.first_offset - end <= READ_THROUGH:
+            end = run_end
+            continue
+        if start >= 0:
+            yield start, end
+        start, end = run.first_offset, run_end
+    if start >= 0:
+        yield start, end

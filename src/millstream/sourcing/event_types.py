@@ -1,0 +1,270 @@
+"""Event types: the names and versions under which events are stored, and how old ones are read today.
+
+An event is stored under a name of your choice, never under the path of its class: classes may be moved
+and renamed. When its fields change, it gets the next version, and an upcaster from the one before. Upcasters
+take and return the fields as a mapping of JSON values, so old classes need not be kept. They run when an
+event is read; what is stored is never changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from millstream.choices import did_you_mean
+from millstream.errors import ConfigError, UserCodeError
+from millstream.kernels.code_digest import code_digest, digest
+from millstream.sourcing.json_form import ENCODER, Decode, decoder_of
+from millstream.sourcing.subject_keys import SEALED, SubjectKeys
+
+EventClass = TypeVar("EventClass", bound=type)
+Fields = Mapping[str, Any]
+Upcaster = Callable[[dict[str, Any]], Fields]
+
+
+@dataclass(frozen=True, slots=True)
+class EventType:
+    """One registered type: its name, its version today, its class, and what is personal in it."""
+
+    name: str
+    version: int
+    kind: type
+    decode: Decode
+    subject: str | None = None
+    personal: Mapping[str, Any] = field(default_factory=dict)
+
+
+class EventTypes:
+    """The events that a topic may hold.
+
+    Guarantees: thread-safe once everything is registered.
+    """
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, EventType] = {}
+        self._by_class: dict[type, EventType] = {}
+        self._upcasters: dict[tuple[str, int], Upcaster] = {}
+        self._keys: SubjectKeys | None = None
+
+    def register(
+        self,
+        name: str,
+        *,
+        version: int = 1,
+        subject: str | None = None,
+        personal: Mapping[str, Any] | None = None,
+    ) -> Callable[[EventClass], EventClass]:
+        """Return a class decorator: its instances are stored under ``name``, for ever.
+
+        Args:
+            version: 1 for a new type; one more each time that stored fields change their meaning, with an
+                :meth:`upcaster` from each version before.
+            subject: The field with the id of the person whom the personal fields are about. It is stored in
+                clear, so it must not itself be personal.
+            personal: The personal fields, each with the JSON value that it has once its subject is forgotten.
+                They are stored sealed with the subject's key; upcasters get them opened. The store needs
+                ``keys``.
+
+        Raises:
+            ConfigError: the name or class is registered already, or the class is neither a dataclass nor a
+                pydantic model.
+        """
+        if not name or version < 1:
+            raise ConfigError(
+                f"an event type named {name!r} of version {version} is not possible; give a name, and a "
+                "version of 1 or more"
+            )
+
+        def add(kind: EventClass) -> EventClass:
+            if name in self._by_name or kind in self._by_class:
+                raise ConfigError(
+                    f"{kind.__qualname__} cannot be registered as {name!r}: the name or the class is "
+                    "registered already; give each class one name of its own"
+                )
+            decode = decoder_of(kind)
+            sealed = dict(personal or {})
+            _check_personal(name, kind, subject, sealed)
+            found = EventType(name, version, kind, decode, subject, sealed)
+            self._by_name[name] = self._by_class[kind] = found
+            return kind
+
+        return add
+
+    def upcaster(self, name: str, *, from_version: int) -> Callable[[Upcaster], Upcaster]:
+        """Return a function decorator: from the fields of one version to those of the next.
+
+        The function gets a mapping of JSON values, its own to change, and returns it or another one. It is
+        called whenever an event of that version is read, in any thread.
+
+        Raises:
+            ConfigError: there is one already.
+        """
+        if (name, from_version) in self._upcasters:
+            raise ConfigError(
+                f"there is an upcaster of {name!r} from version {from_version} already; keep one"
+            )
+
+        def add(upcast: Upcaster) -> Upcaster:
+            self._upcasters[name, from_version] = upcast
+            return upcast
+
+        return add
+
+    def sealed_with(self, keys: SubjectKeys | None) -> EventTypes:
+        """Return these types, with the keys of personal fields.
+
+        Raises:
+            ConfigError: a version has no upcaster, or fields are personal and there are no keys.
+        """
+        self._check()
+        personal = [one.name for one in self._by_name.values() if one.personal]
+        if personal and keys is None:
+            raise ConfigError(
+                f"events {', '.join(map(repr, personal))} have personal fields; give the store the file of their "
+                "keys, as keys='keys.db', apart from the log"
+            )
+        found = EventTypes()
+        found._by_name, found._by_class = self._by_name, self._by_class
+        found._upcasters, found._keys = self._upcasters, keys
+        return found
+
+    def _check(self) -> None:
+        """Check that every version before today's has an upcaster, which belongs to a registered type."""
+        for one in self._by_name.values():
+            for version in range(1, one.version):
+                if (one.name, version) not in self._upcasters:
+                    raise ConfigError(
+                        f"{one.name!r} is at version {one.version}, and nothing reads its version "
+                        f"{version}; register an upcaster(..., from_version={version})"
+                    )
+        for name, version in self._upcasters:
+            found = self._by_name.get(name)
+            if found is None or not 1 <= version < found.version:
+                raise ConfigError(
+                    f"an upcaster of {name!r} from version {version} leads to no registered version; "
+                    "raise the version of the event type, or remove the upcaster"
+                )
+
+    def digest(self) -> str:
+        """Return a digest of the code by which events are read: classes, versions, upcasters."""
+        parts = [
+            [one.name, one.version, code_digest(one.kind), sorted(one.personal.items())]
+            for one in self._by_name.values()
+        ]
+        parts += [[*key, code_digest(upcast)] for key, upcast in self._upcasters.items()]
+        return digest(json.dumps(sorted(map(ENCODER.encode, parts))))
+
+    def forgets(self) -> str:
+        """Name the key store and how often it forgot, in any process."""
+        return "" if self._keys is None else self._keys.forgets()
+
+    def type_of(self, event: object) -> EventType:
+        """Return the type of an event.
+
+        Raises:
+            ConfigError: its class is not registered.
+        """
+        found = self._by_class.get(type(event))
+        if found is None:
+            raise ConfigError(
+                f"an event of class {type(event).__qualname__} is not registered; decorate the class with "
+                f"@events.register('a-name')"
+            )
+        return found
+
+    def encode(self, event: object) -> tuple[EventType, Any]:
+        """Return the type of an event, and its fields in JSON values.
+
+        Raises:
+            ConfigError: its class is not registered, or a field has no form in JSON.
+        """
+        found = self.type_of(event)
+        try:
+            fields = _plain_fields(event)
+            return found, self._seal(found, fields) if found.personal else fields
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"an event {found.name!r} cannot be written as JSON: {error}; change its fields"
+            ) from error
+
+    def decode(self, name: str, version: int, fields: Any, where: str) -> Any:
+        """Return the event that was stored under a name and version, as today's code has it.
+
+        Args:
+            where: The place of the event, for errors.
+
+        Raises:
+            ConfigError: the type or version is not known here.
+            UserCodeError: an upcaster or the class failed on this event.
+        """
+        found = self._by_name.get(name)
+        if found is None or version > found.version:
+            raise ConfigError(self._unknown(name, version, where))
+        fields = self._open(found, fields)
+        try:
+            while version < found.version:
+                fields = self._upcasters[name, version](dict(fields))
+                version += 1
+            return found.decode(fields)
+        except Exception as error:
+            raise UserCodeError(
+                f"the event {name!r} of version {version} at {where} cannot be read: {error!r}. It "
+                "remains as it was stored; correct its class, or its upcaster"
+            ) from error
+
+    def _seal(self, kind: EventType, fields: dict[str, Any]) -> dict[str, Any]:
+        assert self._keys is not None, "sealed_with has checked it"
+        subject = str(fields[str(kind.subject)])
+        return {
+            name: self._keys.seal(subject, value, f"{kind.name}.{name}")
+            if name in kind.personal
+            else value
+            for name, value in fields.items()
+        }
+
+    def _open(self, kind: EventType, fields: Any) -> Any:
+        """Open the sealed fields of an event, whatever is personal today."""
+        if self._keys is None:
+            return fields
+        return {
+            name: self._keys.open(value[SEALED], f"{kind.name}.{name}", kind.personal.get(name))
+            if isinstance(value, dict) and SEALED in value
+            else value
+            for name, value in fields.items()
+        }
+
+    def _unknown(self, name: str, version: int, where: str) -> str:
+        known = self._by_name.get(name)
+        if known is not None:
+            return (
+                f"the event at {where} is {name!r} of version {version}, and this program knows versions up "
+                f"to {known.version}; run the newer program, whose events these are"
+            )
+        return (
+            f"the event at {where} is {name!r}, which this program does not know; register its class "
+            f"under this name.{did_you_mean(name, self._by_name)}"
+        )
+
+
+def _check_personal(name: str, kind: Any, subject: str | None, personal: Mapping[str, Any]) -> None:
+    if not personal and subject is None:
+        return
+    fields = set(getattr(kind, "__pydantic_fields__", None) or kind.__dataclass_fields__)
+    unknown = {*personal, subject} - fields
+    if not personal or subject is None or unknown or subject in personal:
+        raise ConfigError(
+            f"event {name!r} has the fields {sorted(fields)}, the subject {subject!r} and the personal fields "
+            f"{sorted(personal)}; give both, of these fields, and a subject that is not itself personal"
+        )
+
+
+def _plain_fields(event: object) -> Any:
+    if dataclasses.is_dataclass(event) and not isinstance(event, type):
+        found = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+        if all(type(value) in (str, int, bool) for value in found.values()):
+            return found
+        return json.loads(ENCODER.encode(found))
+    return json.loads(ENCODER.encode(event))

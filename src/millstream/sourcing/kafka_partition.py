@@ -1,0 +1,77 @@
+"""A partition behind brokers: one writer at a time, fenced by its transactional id.
+
+Kafka has no append that compares: whoever may write to a topic appends at its end. So a partition has one
+writer. Each begins by registering a transactional id that belongs to the partition, which ends the open
+transaction of the writer before it and fences it: from then on, its commits are refused. Then the new writer
+reads the partition to its end, and nobody else can add to it. Every append is a transaction.
+
+The fenced writer notices at its next append, not before; a command that it refuses until then, it
+refuses on what it knew when it was fenced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from millstream.client.log import EventLog
+from millstream.client.producer import Producer
+from millstream.errors import FencedError, ProducerFencedError
+from millstream.log.encoding import SimpleRecord
+from millstream.sourcing.partition_log import COLUMNS, READ_OFFSETS, events_of
+from millstream.sourcing.stored_event import RawEvent
+
+
+class KafkaPartition:
+    """One partition of a topic behind brokers; see ``PartitionLog``."""
+
+    def __init__(self, log: EventLog, topic: str, partition: int) -> None:
+        self.topic, self.partition = topic, partition
+        self._log = log
+        self._producer: Producer | None = None  # who only reads fences nobody
+
+    @property
+    def exclusive(self) -> bool:
+        return self._producer is not None
+
+    def acquire(self) -> bool:
+        if self._producer is not None:
+            return False
+        name = f"millstream-sourcing/{self.topic}/{self.partition}"
+        self._producer = self._log.producer(transactional_id=name, linger_ms=0)
+        return True
+
+    def bounds(self) -> tuple[int, int]:
+        return self._log.offsets(self.topic)[self.partition]
+
+    def read(self, start: int, end: int) -> Iterator[RawEvent]:
+        for at in range(start, end, READ_OFFSETS):
+            until = min(end, at + READ_OFFSETS)
+            table = self._log.read(self.topic, self.partition, at, until, columns=COLUMNS)
+            yield from events_of(self.topic, self.partition, table.to_batches())
+
+    def append(self, records: Sequence[SimpleRecord], expected_end: int) -> int:
+        del expected_end  # nobody else can have moved it
+        producer = self._producer
+        assert producer is not None, "acquired before it appends"
+        try:
+            with producer.transaction():
+                sent = [
+                    producer.send(
+                        self.topic,
+                        one.value,
+                        key=one.key,
+                        timestamp_ms=one.timestamp_ms,
+                        partition=self.partition,
+                    )
+                    for one in records
+                ]
+        except ProducerFencedError as error:
+            raise FencedError(
+                f"another store writes {self.topic}/{self.partition} now; behind brokers a partition has "
+                "one writer. Close this store, and send its commands to that one"
+            ) from error
+        return sent[0].result().offset
+
+    def close(self) -> None:
+        if self._producer is not None:
+            self._producer.close()

@@ -1,0 +1,90 @@
+"""One partition of the event topic, as a lane needs it: read to the end, append only if nothing came since.
+
+The whole of event sourcing rests on one promise: ``append`` puts its events behind exactly the events that
+the caller has read, or appends nothing. Of two writers who decide at once, one is refused, reads on and
+decides again. A folder compares the end in its one owner (``folder_partition``); brokers cannot compare, so
+there one writer at a time has the partition (``kafka_partition``).
+
+Where a writer may stop for good, and what is there then:
+
+===============================================  ====================================================
+it stops                                         then
+===============================================  ====================================================
+before the append                                nothing was appended; the command was never handled
+in the append, before the batch is whole         recovery cuts it (folder); the transaction is aborted
+                                                 by the next writer, and readers skip it (brokers)
+in the append, once the batch is whole           all events of all its commands are there; a command sent
+                                                 again with its id finds its events
+after the append, before the index has it        the index is behind; the next writer reads on from where
+                                                 the index is
+in a flush of the index                          SQLite's transaction: the index is as before or as after
+===============================================  ====================================================
+
+A batch is never divided, so the events of a command are all there or none is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from millstream.log.encoding import SimpleRecord
+from millstream.sourcing.stored_event import RawEvent, decode_event
+
+COLUMNS = ("offset", "timestamp", "value")
+READ_OFFSETS = 50_000  # at a time, so that a long partition does not fill the memory
+
+
+class PartitionLog(Protocol):
+    """One partition of the topic."""
+
+    topic: str
+    partition: int
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether nobody else can append, so that there is nothing to read before each append."""
+
+    def acquire(self) -> bool:
+        """Become the one who may append, where there is only one; return whether that is new.
+
+        Raises:
+            MillstreamError: no broker responds.
+        """
+
+    def bounds(self) -> tuple[int, int]:
+        """Return ``[start, end)``: what can be read now."""
+
+    def read(self, start: int, end: int) -> Iterator[RawEvent]:
+        """Yield the events with offsets in [start, end). Any thread.
+
+        Raises:
+            OffsetOutOfRangeError: some of them are gone.
+            CorruptionError: a record is no event.
+        """
+
+    def append(self, records: Sequence[SimpleRecord], expected_end: int) -> int:
+        """Append all records as one, and return the offset of the first. One thread at a time.
+
+        Raises:
+            EndMovedError: the partition does not end at ``expected_end``; nothing was appended.
+            FencedError: another writer has the partition now; nothing was appended.
+            MillstreamError: they may have been appended.
+        """
+
+    def close(self) -> None:
+        """Release the partition."""
+
+
+def events_of(
+    topic: str, partition: int, batches: Iterator[pa.RecordBatch] | Sequence[pa.RecordBatch]
+) -> Iterator[RawEvent]:
+    """Yield the events of Arrow batches with ``COLUMNS``."""
+    for batch in batches:
+        offsets = batch.column(0).to_pylist()
+        times_ms = batch.column(1).cast(pa.int64()).to_pylist()
+        values = batch.column(2).to_pylist()
+        for offset, time_ms, value in zip(offsets, times_ms, values, strict=True):
+            yield decode_event(topic, partition, offset, time_ms, value)

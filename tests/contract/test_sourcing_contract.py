@@ -1,0 +1,112 @@
+"""What event sourcing promises on every log: a folder, one that another process owns, and brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from unit.sourcing.ledger import Balance, open_store
+
+import millstream as ms
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[Path]:
+    return tmp_path / "index"
+
+
+def test_threads_on_one_hot_stream_lose_no_update(log: ms.EventLog, index: Path) -> None:
+    with open_store(log, index=index, partitions=1) as store, ThreadPoolExecutor(8) as pool:
+        sent = range(80)
+        list(pool.map(lambda at: store.handle("hot", [1], command_id=f"c{at}"), sent))
+        assert store.load("hot").state == Balance(80, 80)
+        events = list(store.history("hot"))
+    assert [event.version for event in events] == list(range(1, 81))
+    assert len({event.metadata.command_id for event in events}) == 80
+
+
+def test_a_store_that_is_opened_again_continues_and_knows_what_was_handled(
+    log: ms.EventLog, index: Path, tmp_path: Path
+) -> None:
+    with open_store(log, index=index, partitions=2) as store:
+        for name in ("ada", "bob", "cyd"):
+            store.handle(name, [3, 4], command_id=f"{name}-1", who="teller")
+    for place in (index, tmp_path / "anew"):
+        with open_store(log, index=place, partitions=2) as store:
+            assert store.stream_ids() == ["ada", "bob", "cyd"]
+            done = store.handle("bob", [3, 4], command_id="bob-1")
+            assert (done.repeated, done.version) == (True, 2)
+            with pytest.raises(ms.CommandRejectedError):
+                store.handle("bob", [-8])
+    with open_store(log, index=index, partitions=2) as store:
+        assert store.handle("bob", [-7]).version == 3
+        assert [event.metadata.who for event in store.history("bob")] == ["teller"] * 2 + [None]
+
+
+def test_the_events_are_ordinary_records_for_everybody_else(log: ms.EventLog, index: Path) -> None:
+    with open_store(log, index=index, partitions=1) as store:
+        store.handle("ada", [3], command_id="c", why="salary", correlation_id="may")
+    (record,) = log.consumer("ledger", follow=False)
+    assert record.key == b"ada"
+    assert record.json() == {
+        "type": "paid",
+        "schema": 1,
+        "stream": "ada",
+        "version": 1,
+        "command": "c",
+        "correlation": "may",
+        "why": "salary",
+        "data": {"amount": 3, "note": ""},
+    }
+
+
+def test_of_two_stores_none_decides_on_what_is_out_of_date(
+    log: ms.EventLog, index: Path, tmp_path: Path
+) -> None:
+    """In a folder both go on; behind brokers the one that came first is fenced."""
+    with open_store(log, index=index, partitions=1) as one:
+        one.handle("pot", [5])
+        with open_store(log, index=tmp_path / "other", partitions=1) as two:
+            two.handle("pot", [-4])
+            if log.is_folder:
+                with pytest.raises(ms.CommandRejectedError):
+                    one.handle("pot", [-4])
+            else:
+                for _ in range(2):
+                    with pytest.raises(ms.FencedError, match="another store writes"):
+                        one.handle("pot", [1])
+            two.handle("pot", [1])
+            assert two.load("pot").state == Balance(2, 3)
+
+
+def test_who_only_reads_fences_nobody(log: ms.EventLog, index: Path, tmp_path: Path) -> None:
+    with (
+        open_store(log, index=index, partitions=1) as one,
+        open_store(log, index=tmp_path / "other", partitions=1) as reader,
+    ):
+        one.handle("ada", [1])
+        assert reader.load("ada").version == 1
+        one.handle("ada", [1])
+        assert [event.version for event in reader.history("ada")] == [1, 2]
+        assert [event.version for event in reader.subscribe(follow=False)] == [1, 2]
+        assert one.handle("ada", [1]).version == 3
+
+
+def test_a_projection_is_where_the_command_left_it(log: ms.EventLog, index: Path) -> None:
+    payments = ms.Projection("paid", {"payments": "account TEXT, amount INTEGER"}, note)
+    with (
+        open_store(log, index=index, partitions=2) as store,
+        store.project(payments, index / "views.db") as view,
+    ):
+        view.follow()
+        for name in ("ada", "bob"):
+            view.wait_for(store.handle(name, [1, 2]).position)
+        found = view.query("SELECT account, sum(amount) FROM payments GROUP BY 1 ORDER BY 1")
+    assert found == [("ada", 3), ("bob", 3)]
+
+
+def note(event, tables) -> None:
+    row = (event.stream_id, event.data.amount)
+    tables.execute("INSERT INTO {payments} VALUES (?, ?)", row)

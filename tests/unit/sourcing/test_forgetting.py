@@ -1,0 +1,186 @@
+"""A forgotten subject: in no file is there anything to read of them, and everything else is as before."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import millstream as ms
+from millstream.sourcing.store import EventStore
+
+pytest.importorskip("cryptography")
+
+SECRETS = ("Ada Lovelace of Marylebone", "ada-lovelace@analytical.example")
+
+
+@dataclass(frozen=True)
+class Joined:
+    member: str
+    name: str
+    email: str
+    fee: int
+
+
+def event_types(**changes) -> ms.EventTypes:
+    types = ms.EventTypes()
+    personal = {"name": "forgotten", "email": ""}
+    types.register("joined", **{"subject": "member", "personal": personal, **changes})(Joined)
+    return types
+
+
+def evolve(state: dict[str, str], event: Joined) -> dict[str, str]:
+    return {**state, event.member: f"{event.name} <{event.email}> {event.fee}"}
+
+
+CLUB = ms.Decider(dict, lambda command, state: [command], evolve, state=dict[str, str])
+ADA = Joined("m1", *SECRETS, 7)
+BOB = Joined("m2", "Bob", "bob@example", 8)
+COLUMNS = {"members": "member TEXT, name TEXT"}
+
+
+def note(event, tables) -> None:
+    tables.execute(
+        "INSERT INTO {members} VALUES (?, ?)", (event.data.member, f"{event.data.name}!")
+    )
+
+
+def erase(subject: str, tables) -> None:
+    tables.execute("UPDATE {members} SET name = 'erased' WHERE member = ?", (subject,))
+
+
+def open_club(log: ms.EventLog, tmp_path: Path, **options) -> EventStore:
+    keys = tmp_path / "apart" / "keys.db"
+    given = {"keys": keys, "snapshot_every": 1, "partitions": 2, **options}
+    return EventStore(log, "club", CLUB, event_types(), **given)
+
+
+def files_with(folder: Path, text: str) -> list[str]:
+    return [
+        path.name
+        for path in folder.rglob("*")
+        if path.is_file() and text.encode() in path.read_bytes()
+    ]
+
+
+def test_no_file_has_anything_of_a_forgotten_subject(log: ms.EventLog, tmp_path: Path) -> None:
+    views = tmp_path / "views.db"
+    told = ms.Projection("told", {"told": COLUMNS["members"]}, tell, forget=tell_to_erase)
+    rebuilt = ms.Projection("rebuilt", COLUMNS, note)
+    with (
+        open_club(log, tmp_path) as store,
+        store.project(told, views) as one,
+        store.project(rebuilt, views) as two,
+    ):
+        for stream_id in ("london", "paris"):
+            store.handle(stream_id, ADA)
+            store.handle(stream_id, BOB)
+        one.catch_up()
+        two.catch_up()
+        for lane in (store.lane(0), store.lane(1)):
+            lane.index.flush()
+        assert files_with(tmp_path, SECRETS[0])  # in snapshots and views, and they are found
+        shutil.copytree(
+            tmp_path / "log/t", tmp_path / "backup"
+        )  # of the log, before it was asked for
+        report = store.forget("m1", projections=[one, two])
+        assert len(report.places) == 6
+        assert "1 keys destroyed" in str(report)
+        assert two.query("SELECT name FROM members ORDER BY 1")[-1] == ("forgotten!",)
+        assert ("erased",) in one.query("SELECT name FROM told")
+        assert store.load("london").state == {
+            "m1": "forgotten <> 7",
+            "m2": "Bob <bob@example> 8",
+        }
+        for secret in SECRETS:
+            assert files_with(tmp_path, secret) == []
+        assert files_with(tmp_path, "Bob")  # in snapshots again: nobody else is touched
+        assert store.forget("m1").places[0].endswith("0 keys destroyed")
+    for secret in SECRETS:
+        assert files_with(tmp_path, secret) == []
+
+
+def tell(event, tables) -> None:
+    tables.execute("INSERT INTO {told} VALUES (?, ?)", (event.data.member, event.data.name))
+
+
+def tell_to_erase(subject: str, tables) -> None:
+    tables.execute("UPDATE {told} SET name = 'erased' WHERE member = ?", (subject,))
+
+
+def test_a_subject_who_comes_back_is_known_from_then_on_only(
+    log: ms.EventLog, tmp_path: Path
+) -> None:
+    with open_club(log, tmp_path) as store:
+        store.handle("london", ADA)
+        store.forget("m1")
+        store.handle("london", Joined("m1", "Ada King", "", 9))
+        names = [event.data.name for event in store.history("london")]
+    assert names == ["forgotten", "Ada King"]
+
+
+def test_another_process_that_had_the_state_in_memory_forgets_too(
+    log: ms.EventLog, tmp_path: Path
+) -> None:
+    with open_club(log, tmp_path) as one, open_club(log, tmp_path) as other:
+        one.handle("london", ADA)
+        other.handle("london", BOB)
+        other.forget("m1")
+        assert one.handle("london", BOB).version == 3
+        assert one.load("london").state["m1"] == "forgotten <> 7"
+    assert files_with(tmp_path, SECRETS[0]) == []
+
+
+def test_a_lost_key_store_is_said_loudly_and_nothing_else_is_lost(
+    log: ms.EventLog, tmp_path: Path
+) -> None:
+    old = tmp_path / "old"
+    with open_club(log, tmp_path) as store:
+        store.handle("london", BOB)
+    shutil.copytree(tmp_path / "apart", old)
+    with open_club(log, tmp_path) as store:
+        store.handle("paris", ADA)
+    with open_club(log, tmp_path, keys=tmp_path / "new.db") as store:
+        with pytest.raises(ms.ConfigError, match="is another one, or an older copy"):
+            store.load("london")
+        store.handle("rome", BOB)
+    with open_club(log, tmp_path, keys=old / "keys.db", index=tmp_path / "i") as store:
+        assert "Bob" in store.load("london").state["m2"]
+        with pytest.raises(ms.ConfigError, match="which it never had"):
+            store.load("paris")
+    with open_club(log, tmp_path) as store:
+        assert SECRETS[0] in store.load("paris").state["m1"]
+
+
+def test_what_was_sealed_as_one_field_opens_as_no_other(tmp_path: Path) -> None:
+    types = event_types()
+    from millstream.sourcing.subject_keys import SubjectKeys
+
+    keys = SubjectKeys(tmp_path / "keys.db")
+    with_keys = types.sealed_with(keys)
+    _, fields = with_keys.encode(ADA)
+    assert with_keys.decode("joined", 1, fields, "here") == ADA
+    swapped = {**fields, "name": fields["email"], "email": fields["name"]}
+    with pytest.raises(ms.MillstreamError, match="its bytes were changed"):
+        with_keys.decode("joined", 1, swapped, "here")
+    keys.close()
+
+
+def test_personal_fields_need_keys_and_a_subject(log: ms.EventLog, tmp_path: Path) -> None:
+    with pytest.raises(ms.ConfigError, match="'joined' have personal fields; give the store"):
+        open_club(log, tmp_path, keys=None)
+    for wrong in ({"subject": None}, {"subject": "name"}, {"personal": {"age": 0}}):
+        with pytest.raises(ms.ConfigError, match="give both, of these fields"):
+            event_types(**wrong)
+    plain = ms.EventTypes()
+    plain.register("joined")(Joined)
+    with (
+        EventStore(log, "plain", CLUB, plain) as store,
+        pytest.raises(ms.ConfigError, match="has no keys"),
+    ):
+        store.forget("m1")
+    (tmp_path / "bad.db").write_bytes(b"no database" * 100)
+    with pytest.raises(ms.ConfigError, match="restore it from its backup"):
+        open_club(log, tmp_path, keys=tmp_path / "bad.db")

@@ -1,0 +1,108 @@
+"""Aggregate snapshots are a shortcut, never the truth; and the state at a version or a time."""
+
+from __future__ import annotations
+
+import sqlite3
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from unit.sourcing.ledger import ACCOUNT, Balance, event_types, evolve, open_store
+
+import millstream as ms
+from millstream.cli.main import millstream
+from millstream.sourcing.store import EventStore
+
+
+def doubled(state: Balance, event) -> Balance:
+    return evolve(evolve(state, event), event)
+
+
+def test_a_load_reads_the_snapshot_and_the_tail_only(log: ms.EventLog, monkeypatch) -> None:
+    with open_store(log, partitions=1, snapshot_every=10) as store:
+        for _ in range(57):
+            store.handle("ada", [1])
+    with open_store(log, partitions=1, snapshot_every=10) as store:
+        lane = store.lane(0)
+        lane.catch_up()
+        read, spans = lane.log.read, []
+        monkeypatch.setattr(
+            lane.log, "read", lambda start, end: spans.append((start, end)) or read(start, end)
+        )
+        assert store.load("ada").state == Balance(57, 57)
+        assert spans == [(50, 57)]
+
+
+def test_a_snapshot_of_code_that_has_changed_is_not_used(log: ms.EventLog) -> None:
+    with open_store(log, snapshot_every=5) as store:
+        for _ in range(12):
+            store.handle("ada", [1])
+    other = ms.Decider(Balance, ACCOUNT.decide, doubled, state=Balance)
+    with EventStore(log, "ledger", other, event_types(), snapshot_every=5) as store:
+        assert store.load("ada").state == Balance(24, 24)
+        assert list(store.verify_snapshots()) == []
+
+
+def test_snapshots_without_the_type_of_the_state_are_refused(log: ms.EventLog) -> None:
+    decider = ms.Decider(Balance, ACCOUNT.decide, evolve)
+    with (
+        EventStore(log, "ledger", decider, event_types(), snapshot_every=5) as store,
+        pytest.raises(ms.ConfigError, match="need the type of the state"),
+    ):
+        store.load("ada")
+
+
+SHOP = """
+import sys
+sys.path.insert(0, {tests!r})
+from unit.sourcing.ledger import open_store as opened
+import millstream as ms
+def open_store():
+    return opened(ms.connect({folder!r}), snapshot_every=5)
+"""
+
+
+def test_verify_finds_a_snapshot_that_is_not_what_the_events_say(
+    log: ms.EventLog, tmp_path: Path
+) -> None:
+    shop = tmp_path / "shop.py"
+    tests = str(Path(__file__).resolve().parents[2])
+    shop.write_text(SHOP.format(tests=tests, folder=str(tmp_path / "log")))
+    with open_store(log, snapshot_every=5) as store:
+        for _ in range(7):
+            store.handle("ada", [1])
+        file = tmp_path / "log/sourcing" / store.topic_id / f"{store.partition_of('ada')}.db"
+    done = CliRunner().invoke(millstream, ["sourcing", "verify", str(shop)])
+    assert (done.exit_code, done.output) == (0, "1 snapshots compared, 0 differ\n")
+    with sqlite3.connect(file) as db:
+        db.execute("UPDATE snapshots SET state = ?", (b'{"total":9,"payments":5}',))
+    db.close()
+    done = CliRunner().invoke(millstream, ["sourcing", "verify", f"{shop}:open_store"])
+    assert done.exit_code == 1
+    assert "ada: at version 5 the snapshot has Balance(total=9, payments=5)" in done.output
+    for wrong in ("no.py", f"{shop}:sys"):
+        refused = CliRunner().invoke(millstream, ["sourcing", "verify", wrong])
+        assert isinstance(refused.exception, ms.ConfigError)
+
+
+def test_the_state_at_a_version_and_at_a_time(log: ms.EventLog) -> None:
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    now = [start]
+    with open_store(
+        log, snapshot_every=2, clock_ms=lambda: round(now[0].timestamp() * 1000)
+    ) as store:
+        for day in range(5):
+            now[0] = start + timedelta(days=day)
+            store.handle("ada", [10])
+        for version in range(6):
+            found = store.state_at("ada", version)
+            assert (found.version, found.state.total) == (version, 10 * version)
+        assert store.state_at("ada", start - timedelta(seconds=1)).version == 0
+        assert store.state_at("ada", start + timedelta(days=2)).state.total == 30
+        assert store.state_at("ada", start + timedelta(days=2, hours=23)).state.total == 30
+        assert store.state_at("ada", start + timedelta(days=99)).state.total == 50
+        with pytest.raises(ms.ConfigError, match="no time zone"):
+            store.state_at("ada", datetime(2026, 1, 1))  # noqa: DTZ001 - which is refused
+        with pytest.raises(ms.ConfigError, match="version -1"):
+            store.state_at("ada", -1)

@@ -1,0 +1,355 @@
+"""Commands through the store of a log in a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from example_counts import some
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from unit.sourcing.ledger import ACCOUNT, Balance, Paid, event_types, model, open_store
+
+import millstream as ms
+from millstream.errors import VersionConflictError
+from millstream.sourcing.store import EventStore
+
+
+def totals(store: EventStore) -> dict[str, tuple[int, int]]:
+    found = {name: store.load(name) for name in store.stream_ids()}
+    return {name: (one.version, one.state.total) for name, one in found.items()}
+
+
+def check_versions(store: EventStore) -> None:
+    for name in store.stream_ids():
+        versions = [event.version for event in store.history(name)]
+        assert versions == list(range(1, len(versions) + 1))
+
+
+def test_a_command_appends_what_was_decided_and_the_state_is_the_fold_of_it(
+    store: EventStore,
+) -> None:
+    done = store.handle("ada", [5, -3])
+    assert (done.version, done.events, done.repeated) == (2, [Paid(5), Paid(-3)], False)
+    assert store.load("ada").state == Balance(2, 2)
+    assert store.load("nobody").version == 0
+
+
+def test_a_refused_command_leaves_nothing(store: EventStore, log: ms.EventLog) -> None:
+    store.handle("ada", [5])
+    before = log.offsets("ledger")
+    with pytest.raises(ms.CommandRejectedError, match="holds 5"):
+        store.handle("ada", [3, -9])
+    assert log.offsets("ledger") == before
+    assert store.load("ada").state == Balance(5, 1)
+    assert "ledger.rejections" not in log.topics()
+
+
+def test_a_refusal_is_recorded_if_asked(log: ms.EventLog) -> None:
+    with open_store(log, rejections="record") as store, pytest.raises(ms.CommandRejectedError):
+        store.handle("ada", [-1], who="eve", command_id="c1")
+    (record,) = log.consumer("ledger.rejections", follow=False)
+    found = record.json()
+    assert (found["stream"], found["command"], found["metadata"]["who"]) == ("ada", [-1], "eve")
+    assert "holds 0" in found["reason"]
+    assert log.offsets("ledger") == [(0, 0), (0, 0)]
+
+
+def test_a_command_with_an_id_is_handled_once_across_restarts_too(log: ms.EventLog) -> None:
+    with open_store(log) as store:
+        first = store.handle("ada", [5, 1], command_id="c1")
+        again = store.handle("ada", [5, 1], command_id="c1")
+        assert (again.events, again.version, again.position) == (
+            first.events,
+            first.version,
+            first.position,
+        )
+        assert again.repeated
+        store.handle("bob", [1], command_id="c1")  # another stream: another command
+    with open_store(log) as store:
+        assert store.handle("ada", [5, 1], command_id="c1").repeated
+        assert totals(store) == {"ada": (2, 6), "bob": (1, 1)}
+
+
+def test_an_expected_version_is_compared(store: EventStore) -> None:
+    store.handle("ada", [5], expected_version=0)
+    with pytest.raises(VersionConflictError) as refused:
+        store.handle("ada", [5], expected_version=0)
+    assert (refused.value.version, refused.value.expected) == (1, 0)
+    assert store.handle("ada", [5], expected_version=1).version == 2
+
+
+def test_eight_threads_on_one_hot_stream_lose_no_update(store: EventStore) -> None:
+    def pay(number: int) -> None:
+        for at in range(50):
+            store.handle("hot", [1], command_id=f"{number}-{at}")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(pay, range(8)))
+    assert store.load("hot").state == Balance(400, 400)
+    check_versions(store)
+
+
+def test_an_account_is_never_overdrawn_by_threads_that_decide_at_once(store: EventStore) -> None:
+    store.handle("pot", [10])
+    start = threading.Barrier(8)
+
+    def take(_: int) -> int:
+        start.wait()
+        taken = 0
+        for _ in range(5):
+            try:
+                store.handle("pot", [-1])
+                taken += 1
+            except ms.CommandRejectedError:
+                pass
+        return taken
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(take, range(8))) == 10
+    assert store.load("pot").state.total == 0
+
+
+def test_two_stores_with_memories_of_their_own_see_each_other(log: ms.EventLog) -> None:
+    with open_store(log) as one, open_store(log) as other:
+        for _ in range(5):
+            one.handle("ada", [1])
+            other.handle("ada", [1])
+        assert one.load("ada").state == other.load("ada").state == Balance(10, 10)
+        with pytest.raises(ms.CommandRejectedError):
+            one.handle("ada", [-11])
+
+
+def test_two_stores_that_decide_at_once_lose_no_update(log: ms.EventLog) -> None:
+    with open_store(log) as one, open_store(log) as other, ThreadPoolExecutor(4) as pool:
+        stores = [one, other] * 2
+
+        def pay(number: int) -> None:
+            for at in range(25):
+                stores[number].handle("hot", [1], command_id=f"{number}-{at}")
+
+        list(pool.map(pay, range(4)))
+        assert one.load("hot").state == other.load("hot").state == Balance(100, 100)
+        check_versions(one)
+
+
+def test_on_conflict_raise_raises_where_retry_decides_again(log: ms.EventLog, monkeypatch) -> None:
+    with open_store(log) as one, open_store(log) as other:
+        one.handle("ada", [1])
+        lane = one.lane_of("ada")
+        append, interfered = lane.log.append, []
+
+        def late(records, expected_end):
+            if not interfered:
+                interfered.append(other.handle("ada", [1]))
+            return append(records, expected_end)
+
+        monkeypatch.setattr(lane.log, "append", late)
+        with pytest.raises(VersionConflictError, match="is at version 2, not at 1"):
+            one.handle("ada", [1], on_conflict="raise")
+        interfered.clear()
+        assert one.handle("ada", [1]).version == 4
+
+
+@pytest.mark.parametrize("loss", ["deleted", "damaged", "of another topic", "ahead of the log"])
+def test_an_index_that_does_not_fit_is_made_from_the_log(
+    tmp_path: Path, log: ms.EventLog, loss: str
+) -> None:
+    index = tmp_path / "index"
+    with open_store(log, index=index, partitions=1) as store:
+        for at in range(20):
+            store.handle(f"s{at % 3}", [at], command_id=f"c{at}")
+        wanted = totals(store)
+        file = index / store.topic_id / "0.db"
+    if loss == "deleted":
+        shutil.rmtree(index)
+    elif loss == "damaged":
+        file.write_bytes(b"no database" * 1000)
+        for name in ("0.db-wal", "0.db-shm"):
+            (file.parent / name).unlink(missing_ok=True)
+    elif loss == "of another topic":
+        log.delete_topic("ledger")
+        with open_store(log, index=tmp_path / "other", partitions=1) as store:
+            store.handle("s1", [7])
+            wanted = totals(store)
+            (index / store.topic_id).mkdir()
+            shutil.copy(file, index / store.topic_id / "0.db")
+    else:
+        shutil.copytree(
+            tmp_path / "log", tmp_path / "backup", ignore=shutil.ignore_patterns("owner.sock")
+        )
+        with open_store(log, index=index, partitions=1) as store:
+            store.handle("s9", [1])
+        with (
+            ms.connect(tmp_path / "backup") as restored,
+            open_store(restored, index=index, partitions=1) as store,
+        ):
+            assert totals(store) == wanted  # the log of then, under the index of later
+            store.handle("s8", [4])
+        with (
+            ms.connect(tmp_path / "backup") as restored,
+            open_store(restored, index=index, partitions=1) as store,
+        ):
+            assert totals(store) == {**wanted, "s8": (1, 4)}
+        wanted = {**wanted, "s9": (1, 1)}  # as many offsets, and another last event
+    with open_store(log, index=index, partitions=1) as store:
+        assert totals(store) == wanted
+        check_versions(store)
+
+
+def test_reading_one_stream_reads_few_of_the_others(log: ms.EventLog, monkeypatch) -> None:
+    with open_store(log, partitions=1, cache=1) as store:
+        for at in range(300):
+            store.handle(f"s{at % 150}", [1])
+    with open_store(log, partitions=1) as store:
+        lane = store.lane(0)
+        lane.catch_up()
+        read, spans = lane.log.read, []
+
+        def counted(start, end):
+            spans.append(end - start)
+            return read(start, end)
+
+        monkeypatch.setattr(lane.log, "read", counted)
+        assert store.load("s7").state == Balance(2, 2)
+        assert spans == [1, 1]
+
+
+def test_a_record_that_is_no_event_is_refused_loudly(log: ms.EventLog, store: EventStore) -> None:
+    store.handle("ada", [1])
+    with log.producer() as producer:
+        producer.send("ledger", {"not": "an event"}, partition=store.partition_of("ada"))
+    with pytest.raises(ms.CorruptionError, match="is no event of a store"):
+        store.handle("ada", [1])
+
+
+def test_a_topic_that_would_lose_events_is_refused(log: ms.EventLog) -> None:
+    log.create_topic("ledger", retention="7 days")
+    with pytest.raises(ms.ConfigError, match=r"retention\.ms=604800000, and would lose events"):
+        open_store(log)
+
+
+def test_events_that_were_deleted_are_missed(log: ms.EventLog, tmp_path: Path) -> None:
+    with open_store(log, partitions=1) as store:
+        for _ in range(3):
+            store.handle("ada", [1])
+    log.delete_records("ledger", 0, 2)
+    with (
+        open_store(log, partitions=1, index=tmp_path / "fresh") as store,
+        pytest.raises(ms.CorruptionError, match="does not follow version 0"),
+    ):
+        store.load("ada")
+
+
+def test_a_bug_in_a_decider_touches_no_other_command_and_leaves_nothing(log: ms.EventLog) -> None:
+    def decide(command, state):
+        state["seen"] = command  # which a decider must not do
+        if command == 13:
+            raise ZeroDivisionError
+        return [Paid(command)]
+
+    def evolve(state, event):
+        state["total"] = state.get("total", 0) + event.amount
+        if event.amount == 99:
+            raise KeyError("evolve")
+        return state
+
+    decider = ms.Decider(initial=dict, decide=decide, evolve=evolve)
+    with EventStore(log, "ledger", decider, event_types(), partitions=1) as store:
+        store.handle("a", 1)
+        for bad, error in ((13, ZeroDivisionError), (99, KeyError)):
+            with pytest.raises(error):
+                store.handle("a", bad)
+        assert store.load("a").state == {"total": 1}
+        store.handle("a", 2)
+        assert store.load("a").version == 2
+        assert store.load("a").state["total"] == 3
+
+
+def test_a_command_from_within_a_decider_is_refused(log: ms.EventLog) -> None:
+    def decide(command, state):
+        return store.handle("a", command).events
+
+    decider = ms.Decider(initial=int, decide=decide, evolve=lambda s, e: s)
+    with (
+        EventStore(log, "ledger", decider, event_types(), partitions=1) as store,
+        pytest.raises(ms.ConfigError, match="from within decide"),
+    ):
+        store.handle("a", 1)
+
+
+def test_a_clock_that_goes_back_does_not_take_a_stream_back(log: ms.EventLog) -> None:
+    now = [5000]
+    with open_store(log, clock_ms=lambda: now[0]) as store:
+        for time in (5000, 3000, 9000):
+            now[0] = time
+            store.handle("ada", [1])
+        times = [round(event.recorded_at.timestamp() * 1000) for event in store.history("ada")]
+    assert times == [5000, 5000, 9000]
+
+
+def test_an_event_that_is_too_large_fails_alone(log: ms.EventLog) -> None:
+    decider = ms.Decider(
+        initial=int, decide=lambda c, s: [Paid(1, "x" * c)], evolve=lambda s, e: s + 1
+    )
+    with EventStore(log, "ledger", decider, event_types(), partitions=1) as store:
+        start = threading.Barrier(4)
+
+        def send(size: int) -> object:
+            start.wait()
+            try:
+                return store.handle(f"s{size}", size).version
+            except ms.MillstreamError as error:
+                return type(error).__name__
+
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(send, [1, 2, 70 << 20, 3]))
+    assert found == [1, 1, "RecordTooLargeError", 1]
+
+
+def test_ids_and_deciders_that_are_not_possible_are_refused(log: ms.EventLog) -> None:
+    with open_store(log) as store:
+        for wrong in ("", None, 7):
+            with pytest.raises(ms.ConfigError, match="stream id"):
+                store.handle(wrong, [1])
+    with pytest.raises(ms.ConfigError, match="lacks decide, evolve"):
+        EventStore(log, "ledger", type("D", (), {"initial": int})(), event_types())
+    with pytest.raises(ms.ConfigError, match="is a class"):
+        EventStore(log, "ledger", type("D", (), vars(ACCOUNT)), event_types())
+    with pytest.raises(ms.FencedError, match="was closed"):
+        store.load("ada")
+
+
+COMMANDS = st.lists(
+    st.tuples(
+        st.sampled_from("abc"),
+        st.lists(st.integers(-5, 9), min_size=0, max_size=3),
+        st.sampled_from(["", "again", "reopen"]),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=some(25))
+@given(COMMANDS)
+def test_any_commands_leave_what_the_rule_says(tmp_path_factory, commands) -> None:
+    folder = tmp_path_factory.mktemp("rule")
+    with ms.connect(folder) as log:
+        store = open_store(log, snapshot_every=2)
+        try:
+            for number, (stream_id, amounts, then) in enumerate(commands):
+                for _ in range(2 if then == "again" else 1):
+                    with contextlib.suppress(ms.CommandRejectedError):
+                        store.handle(stream_id, amounts, command_id=f"c{number}")
+                if then == "reopen":
+                    store.close()
+                    store = open_store(log, snapshot_every=2)
+            wanted = model([(name, amounts) for name, amounts, _ in commands])
+            assert totals(store) == wanted
+            check_versions(store)
+        finally:
+            store.close()
