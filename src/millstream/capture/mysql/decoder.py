@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 from millstream.capture.mysql.buffer import BinlogBuffer
 from millstream.capture.mysql.row_images import RowChange, read_row_changes
-from millstream.capture.mysql.table_map import TableMap, WantedTables, read_table_map
+from millstream.capture.mysql.table_map import TableMap, read_table_map
 from millstream.errors import ConfigError, CorruptionError
 
 _HEADER_SIZE = 19
@@ -149,14 +149,14 @@ class BinlogDecoder:
 
     Args:
         charsets: The character set of each of the server's collations, by its number.
-        wanted: Which tables' rows are decoded.
+        wanted: Says of a database and a table whether its rows are decoded.
         checksum: Whether events end with a checksum, until a format description says so itself.
 
     Guarantees: for one thread; nothing is read or written.
     """
 
     def __init__(
-        self, charsets: Mapping[int, str], wanted: WantedTables, *, checksum: bool
+        self, charsets: Mapping[int, str], wanted: Callable[[str, str], bool], *, checksum: bool
     ) -> None:
         self._charsets = charsets
         self._wanted = wanted

@@ -100,12 +100,13 @@ class TableMap:
 
 
 def read_table_map(
-    body: bytes, charsets: Mapping[int, str], wanted: WantedTables
+    body: bytes, charsets: Mapping[int, str], wanted: Callable[[str, str], bool]
 ) -> TableMap | None:
     """Return the table of a TABLE_MAP event; None if it is not wanted.
 
     Args:
         charsets: The character set of each of the server's collations, by its number.
+        wanted: Says of a database and a table whether it is.
 
     Raises:
         ConfigError: a column has no name in the event, or a type or character set that is not supported.
@@ -125,16 +126,6 @@ def read_table_map(
     columns = tuple(layout.column(place, may_be_null) for place, may_be_null in enumerate(nullable))
     key = tuple(columns[place].name for place in _key_columns(optional))
     return TableMap(table_id, database, table, columns, key, body[6:])
-
-
-class WantedTables:
-    """Which tables are decoded; events of others are skipped, whatever columns they have."""
-
-    def __init__(self, names: frozenset[tuple[str, str]] | None = None) -> None:
-        self.names = names
-
-    def __call__(self, database: str, table: str) -> bool:
-        return self.names is None or (database, table) in self.names
 
 
 def _name(reader: BinlogBuffer) -> str:

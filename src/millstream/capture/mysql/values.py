@@ -223,3 +223,17 @@ def read_set(size: int, labels: tuple[str, ...]) -> ValueReader:
         return ",".join(label for place, label in enumerate(labels) if bits >> place & 1)
 
     return read
+
+
+def decode_binary(encoded: str) -> bytes:
+    """Return the bytes of ``encode_binary``."""
+    return base64.b64decode(encoded)
+
+
+def micros_of_time(text: str) -> int:
+    """Return the microseconds of a duration as the server writes it: ``-838:59:59.000001``."""
+    hours, minutes, seconds = text.lstrip("-").split(":")
+    whole, _, fraction = seconds.partition(".")
+    micros = (int(hours) * 3600 + int(minutes) * 60 + int(whole)) * 1_000_000
+    micros += int(fraction.ljust(6, "0") or "0") if fraction else 0
+    return -micros if text.startswith("-") else micros
