@@ -123,8 +123,8 @@ class MariaDbSession:
             MillstreamError: the server refuses it, or is gone.
         """
         with mariadb_errors(self.address), self._connection.cursor() as cursor:
-            escaped = [self._connection.literal(value) for value in values]
-            cursor.execute(statement % tuple(escaped) if escaped else statement)
+            escaped = tuple(f"_utf8mb4 X'{value.encode().hex()}'" for value in values)
+            cursor.execute(statement % escaped if escaped else statement)
             return list(cursor.fetchall() or ())
 
     def value(self, statement: str, values: Sequence[str] = ()) -> Any:
@@ -150,17 +150,24 @@ class BinlogStream:
     Args:
         replica_id: The number that this reader has among the server's replicas. Of two with one number the
             server ends the older.
+        heartbeat_s: After how many seconds without an event the server sends a heartbeat.
 
     Guarantees: for one thread. The server writes nothing for it, and keeps nothing for it.
     """
 
     def __init__(
-        self, address: MariaDbAddress, file: str, position: int, *, replica_id: int
+        self,
+        address: MariaDbAddress,
+        file: str,
+        position: int,
+        *,
+        replica_id: int,
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self._session = MariaDbSession(address)
         self._address = address
         self.checksum = self._session.value("SELECT @@global.binlog_checksum") != "NONE"
-        heartbeat_ns = int(HEARTBEAT_S * 1e9)
+        heartbeat_ns = int(heartbeat_s * 1e9)
         self._session.rows(
             "SET @mariadb_slave_capability = 4, @master_binlog_checksum = @@global.binlog_checksum, "
             f"@master_heartbeat_period = {heartbeat_ns}"
@@ -172,7 +179,7 @@ class BinlogStream:
             self._connection._execute_command(_COM_BINLOG_DUMP, payload)  # noqa: SLF001 - as above
 
     def event(self) -> bytes:
-        """Return the next event; waits for it, with a heartbeat each second.
+        """Return the next event; waits for it, and gets heartbeats meanwhile.
 
         Raises:
             ConflictError: the place is not in the server's log.

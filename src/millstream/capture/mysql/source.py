@@ -27,7 +27,12 @@ from millstream.capture.mysql.preflight import (
     table_faults,
     table_names,
 )
-from millstream.capture.mysql.session import BinlogStream, MariaDbSession, TableAlteredError
+from millstream.capture.mysql.session import (
+    HEARTBEAT_S,
+    BinlogStream,
+    MariaDbSession,
+    TableAlteredError,
+)
 from millstream.capture.mysql.snapshot import (
     BinlogPosition,
     SnapshotChunk,
@@ -57,6 +62,7 @@ class MariaDbSource:
     Args:
         tables: Patterns: ``database.table`` or ``table``, with ``*`` and ``?``.
         replica_id: The number that this reader has among the server's replicas, unlike any other's.
+        heartbeat_s: After how many seconds without a change progress is given alone.
         chunk_rows: How many rows of a snapshot are read, and held in memory, at a time.
 
     Guarantees: for one thread. Nothing is written to the server, and no lock is held on it, but that an ALTER waits
@@ -70,6 +76,7 @@ class MariaDbSource:
         *,
         replica_id: int,
         chunk_rows: int = CHUNK_ROWS,
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         if chunk_rows < 1:
             raise ConfigError(f"chunk_rows is {chunk_rows}. Give 1 or more.")
@@ -77,6 +84,7 @@ class MariaDbSource:
         self._wanted = TablePatterns(tables, address.database)
         self._replica_id = replica_id
         self._chunk_rows = chunk_rows
+        self._heartbeat_s = heartbeat_s
 
     def check(self) -> None:
         """Return if the server can be captured.
@@ -96,7 +104,7 @@ class MariaDbSource:
         return names
 
     def units(self, progress: Progress | None) -> Iterator[CaptureUnit]:
-        """Yield units from ``progress`` on, for ever; those without contents once a second while nothing happens.
+        """Yield units from ``progress`` on, for ever; those without contents while nothing happens.
 
         Each unit's contents are to be read to their end before the next unit is asked for. None starts with a
         snapshot.
@@ -112,7 +120,11 @@ class MariaDbSource:
             tracker.add(self._check(session))
             charsets = _charsets(session)
             with BinlogStream(
-                self._address, position.file, position.position, replica_id=self._replica_id
+                self._address,
+                position.file,
+                position.position,
+                replica_id=self._replica_id,
+                heartbeat_s=self._heartbeat_s,
             ) as stream:
                 decoder = BinlogDecoder(charsets, self._wanted, checksum=stream.checksum)
                 reader = TransactionReader(decoder, stream.event, position, created)

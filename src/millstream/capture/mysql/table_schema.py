@@ -98,6 +98,7 @@ class TableColumn:
             "decimal": _plain_decimal,
             "bit": lambda text: f"{int(text):0{self.width}b}",
             "time": values.micros_of_time,
+            "inet6": lambda text: str(IPv6Address(text)),
             "datetime": lambda text: text.replace(" ", "T"),
             "timestamp": lambda text: text.replace(" ", "T") + "Z",
         }
