@@ -34,7 +34,7 @@ _DENIED = frozenset((1044, 1045, 1142, 1143, 1227, 1698))
 _SETTINGS = (
     "SET SESSION sql_mode = ''",  # CHAR without padding; quoted text and zero dates as they are
     "SET SESSION time_zone = '+00:00'",
-    "SET SESSION lock_wait_timeout = 5",
+    "SET SESSION lock_wait_timeout = 1",
     "SET SESSION wait_timeout = 31536000",  # a session may have nothing to ask for long
     "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
 )
@@ -83,7 +83,7 @@ def _translated(code: Any, text: str, address: MariaDbAddress) -> MillstreamErro
         return ConfigError(
             f"{address.shown} refuses: {text}. Correct the user, password or privileges."
         )
-    if code in (1412, 1054, 1146):  # altered, a column is gone, the table is gone
+    if code in (1412, 1054, 1146, 1205):  # altered, a column or the table is gone, an ALTER goes on
         return TableAlteredError(f"{address.shown}: {text}. The table is read again.")
     return RetriableError(f"{address.shown}: {text} (error {code}). It is tried again.")
 

@@ -54,6 +54,7 @@ from millstream.capture.units import (
 from millstream.errors import ConfigError
 
 CHUNK_ROWS = 10_000
+_ATTEMPTS = 20  # to read a chunk of a table that is altered meanwhile
 
 
 class MariaDbSource:
@@ -171,6 +172,7 @@ class _Run:
         self._tracker = tracker
         self._wanted = wanted
         self._chunk_rows = chunk_rows
+        self._attempts = 0
 
     def units(self) -> Iterator[CaptureUnit]:
         while True:
@@ -185,11 +187,14 @@ class _Run:
         state = self._tracker.state(database, table)
         try:
             chunk = read_chunk(self._session, database, table, state.get("after"), self._chunk_rows)
-        except TableAlteredError:  # the log has what was done to the table
+        except TableAlteredError:
+            self._attempts += 1
+            if self._attempts > _ATTEMPTS:
+                raise
+            # The log has what was done to the table.
             yield from self._transactions(current_position(self._session))
-            if self._tracker.state(database, table) is state:
-                self._tracker.restart(database, table)
             return
+        self._attempts = 0
         yield from self._transactions(chunk.position)
         if self._tracker.state(database, table) is not state:
             return  # a transaction before it has altered the table: it is read again
