@@ -122,7 +122,9 @@ class GroupReader:
             piece = self._pieces.get()
             if isinstance(piece, BaseException):
                 raise piece
-            unit = CaptureUnit(piece.kind, piece.position, piece.timestamp_ms, iter(()))
+            unit = CaptureUnit(
+                piece.kind, piece.position, piece.timestamp_ms, iter(()), piece.progress or {}
+            )
             read = _Contents(self, piece, unit)
             unit.contents = iter(read)
             yield unit

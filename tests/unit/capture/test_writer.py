@@ -71,6 +71,14 @@ def test_a_unit_is_a_transaction_of_records_and_progress(log) -> None:
         assert writer.progress.columns == {"shop.users": ["id", "name"]}
 
 
+def test_progress_without_a_change_is_kept_too(tmp_path) -> None:
+    source = Walk(random.Random(0), 0)
+    assert Capture(source, tmp_path, "shop", "test").run(until="caught-up").state == "idle"
+    with connect(tmp_path) as log, writer_of(log) as writer:
+        assert writer.progress.source == {"at": 0}
+        assert values(log, "__debezium-heartbeat.shop")
+
+
 def test_a_change_of_the_key_is_a_deletion_and_a_creation(log) -> None:
     moved = TableChange("shop", "users", "u", ("id",), {"id": 1, "name": "a"}, {"id": 2})
     with writer_of(log) as writer:

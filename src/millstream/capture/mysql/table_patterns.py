@@ -24,6 +24,7 @@ class TablePatterns:
     def __init__(self, patterns: Sequence[str], database: str) -> None:
         if not patterns:
             raise ConfigError("no table is named. Give some, such as --tables 'shop.*'.")
+        self._text = ", ".join(patterns)
         self._patterns = []
         for pattern in patterns:
             parts = pattern.split(".")
@@ -33,6 +34,9 @@ class TablePatterns:
                 )
             both = (database, parts[0]) if len(parts) == 1 else (parts[0], parts[1])
             self._patterns.append(tuple(re.compile(translate(part)) for part in both))
+
+    def __str__(self) -> str:
+        return self._text
 
     def __call__(self, database: str, table: str) -> bool:
         """Say whether this table is captured; tables of the server itself never are."""
