@@ -41,9 +41,9 @@ from millstream.capture.mysql.snapshot import (
 )
 from millstream.capture.mysql.statements import TableEffect, table_effects
 from millstream.capture.mysql.table_map import TableMap
-from millstream.capture.mysql.table_patterns import TablePatterns
 from millstream.capture.mysql.table_tracker import TableTracker
 from millstream.capture.mysql.transactions import BinlogTransaction, TransactionReader
+from millstream.capture.table_patterns import TablePatterns
 from millstream.capture.units import (
     CaptureUnit,
     Progress,
@@ -54,6 +54,10 @@ from millstream.capture.units import (
 from millstream.errors import ConfigError
 
 CHUNK_ROWS = 10_000
+_OF_THE_SERVER = frozenset(("mysql", "information_schema", "performance_schema", "sys"))
+_QUIET_TRANSACTIONS = (
+    1000  # without a captured table, after which the place in the log is given alone
+)
 _ATTEMPTS = 20  # to read a chunk of a table that is altered meanwhile
 
 
@@ -82,7 +86,7 @@ class MariaDbSource:
         if chunk_rows < 1:
             raise ConfigError(f"chunk_rows is {chunk_rows}. Give 1 or more.")
         self._address = address
-        self._wanted = TablePatterns(tables, address.database)
+        self._wanted = TablePatterns(tables, address.database, _OF_THE_SERVER)
         self._replica_id = replica_id
         self._chunk_rows = chunk_rows
         self._heartbeat_s = heartbeat_s
@@ -177,6 +181,7 @@ class _Run:
         self._wanted = wanted
         self._chunk_rows = chunk_rows
         self._attempts = 0
+        self._quiet = 0
 
     def units(self) -> Iterator[CaptureUnit]:
         while True:
@@ -232,11 +237,16 @@ class _Run:
                 continue
             contents = self._contents(transaction)
             first = next(contents, None)
+            self._quiet = self._quiet + 1 if first is None else 0
+            unit = CaptureUnit(
+                "transaction", str(transaction.gtid), transaction.timestamp_s * 1000, iter(())
+            )
             if first is not None:
-                unit = CaptureUnit(
-                    "transaction", str(transaction.gtid), transaction.timestamp_s * 1000, contents
-                )
                 unit.contents = self._finished(unit, first, contents)
+                yield unit
+            elif self._quiet >= _QUIET_TRANSACTIONS:
+                self._quiet = 0
+                unit.progress = self._progress()
                 yield unit
             if until is None and self._tracker.pending() is not None:
                 return

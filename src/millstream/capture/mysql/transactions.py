@@ -31,7 +31,6 @@ from millstream.capture.mysql.table_map import TableMap
 from millstream.errors import ConfigError, ConflictError, CorruptionError
 
 HELD_BYTES = 64 << 20
-_QUIET_TRANSACTIONS = 1000  # without a captured table, after which the place in the log is given
 _GOES_ON = ("BEGIN", "SAVEPOINT", "ROLLBACK TO", "RELEASE SAVEPOINT", "XA END", "XA START")
 _ENDS = ("COMMIT", "XA COMMIT", "XA ROLLBACK", "XA PREPARE")
 
@@ -80,7 +79,6 @@ class TransactionReader:
         self.created = created
         self._resumed_in = position.file if created else ""
         self._in_group = False
-        self._quiet = 0
 
     def open(self) -> None:
         """Read what the log begins with: of which file it is.
@@ -92,10 +90,9 @@ class TransactionReader:
             pass
 
     def read(self, until: BinlogPosition | None = None) -> Iterator[BinlogTransaction | None]:
-        """Yield transactions, until the log is read to a place; None where only the place has moved.
+        """Yield transactions, until the log is read to a place; None where there are none at the moment.
 
-        Transactions without a captured table are not given: None is, after many of them, and each second while
-        nothing happens.
+        Transactions without a captured table have no events.
 
         Raises:
             ConflictError: the file is not the one that the place was in.
@@ -106,9 +103,6 @@ class TransactionReader:
             header, content = self._event()
             if isinstance(content, GlobalTransactionId):
                 yield from self._transaction(content, header)
-                if self._quiet >= _QUIET_TRANSACTIONS:
-                    self._quiet = 0
-                    yield None
             elif isinstance(content, Skipped):
                 if content.heartbeat:
                     yield None
@@ -153,10 +147,7 @@ class TransactionReader:
             if not self._read_into(group, gtid):
                 self._in_group = False
                 return  # unfinished: the server was killed while it wrote, and has rolled it back
-        self._quiet += 1
-        if group.held:
-            self._quiet = 0
-            yield BinlogTransaction(gtid, header.timestamp_s, self._contents(group, gtid))
+        yield BinlogTransaction(gtid, header.timestamp_s, self._contents(group, gtid))
         while not group.ended:
             self._read_on(group, gtid)
         self._in_group = False

@@ -8,23 +8,25 @@ from fnmatch import translate
 
 from millstream.errors import ConfigError
 
-_OF_THE_SERVER = frozenset(("mysql", "information_schema", "performance_schema", "sys"))
-
 
 class TablePatterns:
     """Says of each table whether it is captured.
 
     Args:
         patterns: ``database.table`` each, or ``table`` in the database of the address.
+        excluded: Databases that are never captured: the server's own.
 
     Raises:
         ConfigError: there is no pattern, or one has no name.
     """
 
-    def __init__(self, patterns: Sequence[str], database: str) -> None:
+    def __init__(
+        self, patterns: Sequence[str], database: str, excluded: frozenset[str] = frozenset()
+    ) -> None:
         if not patterns:
             raise ConfigError("no table is named. Give some, such as --tables 'shop.*'.")
         self._text = ", ".join(patterns)
+        self._excluded = excluded
         self._patterns = []
         for pattern in patterns:
             parts = pattern.split(".")
@@ -39,8 +41,8 @@ class TablePatterns:
         return self._text
 
     def __call__(self, database: str, table: str) -> bool:
-        """Say whether this table is captured; tables of the server itself never are."""
-        return database not in _OF_THE_SERVER and any(
+        """Say whether this table is captured."""
+        return database not in self._excluded and any(
             of_database.match(database) and of_table.match(table)
             for of_database, of_table in self._patterns
         )
