@@ -105,6 +105,9 @@ class MariaDbSource:
                     "that are there and may be read: table or database.table, with * and ?."
                 )
 
+    def acknowledge(self, progress: Progress) -> None:
+        """Do nothing: the server keeps its log by its own rules, and not for who reads it."""
+
     def _check(self, session: MariaDbSession) -> list[tuple[str, str]]:
         refuse_faults(server_faults(session), self._address.shown)
         names = table_names(session, self._wanted)
