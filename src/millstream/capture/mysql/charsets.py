@@ -1,0 +1,84 @@
+"""Character sets of MariaDB and MySQL: which of Python's codecs decodes each as the server does.
+
+The test against a server compares every byte of the sets with one byte a character. A set that is not
+listed is refused by the preflight: its text would be a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from millstream.errors import ConfigError
+
+BINARY_COLLATION = 63
+
+_CODECS = {
+    "ascii": "ascii",
+    "utf8": "utf-8",
+    "utf8mb3": "utf-8",
+    "utf8mb4": "utf-8",
+    "ucs2": "utf-16-be",
+    "utf16": "utf-16-be",
+    "utf16le": "utf-16-le",
+    "utf32": "utf-32-be",
+    "latin2": "iso8859-2",
+    "latin5": "iso8859-9",
+    "greek": "iso8859-7",
+    "hebrew": "iso8859-8",
+    "cp1250": "cp1250",
+    "cp1251": "cp1251",
+    "cp1256": "cp1256",
+    "cp1257": "cp1257",
+    "cp850": "cp850",
+    "cp852": "cp852",
+    "cp866": "cp866",
+    "koi8r": "koi8-r",
+    "koi8u": "koi8-u",
+}
+
+# What the servers call latin1 is Windows' code page 1252, whose five free bytes are control characters.
+_LATIN1 = {
+    byte: bytes([byte]).decode("cp1252")
+    if byte not in (0x81, 0x8D, 0x8F, 0x90, 0x9D)
+    else chr(byte)
+    for byte in range(256)
+}
+
+TextDecoder = Callable[[bytes], str]
+
+
+def text_decoder(charset: str, column: str) -> TextDecoder:
+    """Return what decodes the bytes of a column in this character set.
+
+    Raises:
+        ConfigError: from this call: the set is not supported; from the decoder: the bytes are no text in it.
+    """
+    if charset == "latin1":
+        return _decode_latin1
+    codec = _CODECS.get(charset)
+    if codec is None:
+        raise ConfigError(
+            f"column {column} is in the character set {charset}, which capture does not decode. Convert "
+            "it: ALTER TABLE … CONVERT TO CHARACTER SET utf8mb4."
+        )
+
+    def decode(data: bytes) -> str:
+        try:
+            return data.decode(codec)
+        except UnicodeDecodeError as error:
+            raise ConfigError(
+                f"column {column} holds bytes that are no text in its character set {charset}: "
+                f"{error.reason} at byte {error.start}. Correct the row, or make the column binary: "
+                "ALTER TABLE … MODIFY … VARBINARY(…)."
+            ) from error
+
+    return decode
+
+
+def is_supported(charset: str) -> bool:
+    """Say whether text in this character set can be captured."""
+    return charset in ("latin1", "binary") or charset in _CODECS
+
+
+def _decode_latin1(data: bytes) -> str:
+    return data.decode("latin-1").translate(_LATIN1)

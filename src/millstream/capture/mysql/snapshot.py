@@ -1,0 +1,119 @@
+"""Chunks of a snapshot: each a short transaction, at a place in the binary log that the server tells.
+
+MariaDB's ``START TRANSACTION WITH CONSISTENT SNAPSHOT`` gives a snapshot of InnoDB and, as
+``binlog_snapshot_file`` and ``binlog_snapshot_position``, the end of the last transaction that is in it
+(mariadb.com/kb, "Enhancements for START TRANSACTION WITH CONSISTENT SNAPSHOT"). No row and no table is locked; while a
+chunk is read, an ALTER of its table waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from millstream.capture.mysql.session import MariaDbSession, TableAlteredError
+from millstream.capture.mysql.table_schema import TableSchema, read_schema
+
+
+class BinlogPosition(NamedTuple):
+    """A place in the binary log. Files are compared by the number that their name ends with."""
+
+    number: int
+    position: int
+    file: str
+
+    @classmethod
+    def of(cls, file: str, position: int) -> BinlogPosition:
+        return cls(int(file.rpartition(".")[2]), position, file)
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.position}"
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotChunk:
+    """Rows of a table as they were at ``position``; ``last_key`` is that of the last row, None at the table's end."""
+
+    schema: TableSchema
+    position: BinlogPosition
+    rows: list[dict[str, Any]]
+    last_key: list[str] | None
+
+
+def current_position(session: MariaDbSession) -> BinlogPosition:
+    """Return where the binary log ends now."""
+    file, position = session.rows("SHOW MASTER STATUS")[0][:2]
+    return BinlogPosition.of(file, int(position))
+
+
+def read_chunk(
+    session: MariaDbSession, database: str, table: str, after: list[str] | None, limit: int
+) -> SnapshotChunk:
+    """Return the next rows of a table in the order of its key.
+
+    Args:
+        after: The key that the last chunk ended with, None for the first one.
+
+    Raises:
+        TableAlteredError: the table was altered since the snapshot was taken, or is gone.
+        RetriableError: the server is gone.
+    """
+    session.rows("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+    try:
+        return _read(session, database, table, after, limit)
+    finally:
+        session.rows("ROLLBACK")
+
+
+def _read(
+    session: MariaDbSession, database: str, table: str, after: list[str] | None, limit: int
+) -> SnapshotChunk:
+    status = dict(session.rows("SHOW STATUS LIKE 'binlog_snapshot_%'"))
+    position = BinlogPosition.of(
+        status["Binlog_snapshot_file"], int(status["Binlog_snapshot_position"])
+    )
+    name = TableSchema(database, table, (), ()).quoted
+    session.rows(f"SELECT 1 FROM {name} LIMIT 0")  # noqa: S608 - quoted; from here on an ALTER waits
+    schema = read_schema(session, database, table)
+    if not schema.key or (after is not None and len(after) != len(schema.key)):
+        raise TableAlteredError(f"{schema.name} has another key than before. It is read again.")
+    found = session.rows(_statement(schema, after, limit))
+    width = len(schema.columns)
+    renderers = [column.renderer(schema.name) for column in schema.columns]
+    rows = [
+        {
+            column.name: None if value is None else render(value)
+            for column, render, value in zip(schema.columns, renderers, row, strict=False)
+        }
+        for row in found
+    ]
+    last = None
+    if len(found) == limit:
+        last = [_as_bytes(value).hex() for value in found[-1][width:]]
+    return SnapshotChunk(schema, position, rows, last)
+
+
+def _as_bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value
+
+
+def _statement(schema: TableSchema, after: list[str] | None, limit: int) -> str:
+    selected = [column.expression for column in schema.columns]
+    selected += [column.key_value for column in schema.key_columns]
+    order = ", ".join(column.key_expression for column in schema.key_columns)
+    where = "" if after is None else f" WHERE {_after(schema, after)}"
+    columns = ", ".join(selected)
+    return f"SELECT {columns} FROM {schema.quoted}{where} ORDER BY {order} LIMIT {limit}"  # noqa: S608 - quoted
+
+
+def _after(schema: TableSchema, after: list[str]) -> str:
+    """Return the condition of the rows after a key: ``a > x OR (a = x AND b > y)``, which an index serves."""
+    literals = [
+        (column.key_expression, column.key_literal(bytes.fromhex(value)))
+        for column, value in zip(schema.key_columns, after, strict=True)
+    ]
+    choices = []
+    for place, (column, literal) in enumerate(literals):
+        equal = [f"{other} = {value}" for other, value in literals[:place]]
+        choices.append(" AND ".join([*equal, f"{column} > {literal}"]))
+    return " OR ".join(f"({choice})" for choice in choices)

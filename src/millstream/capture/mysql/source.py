@@ -1,0 +1,327 @@
+"""MariaDB as a source: units of a snapshot and of the binary log, in one order.
+
+A chunk of the snapshot is read at a place P in the binary log, and given after all transactions up to P and before
+those after P. So each row of the chunk is newer than every change given before it, and older than every one after
+it: nothing has to be compared, dropped or locked, and each chunk can be read again after a crash. A table that is
+added later, or whose rows a statement changed without logging them, is read in the same way, among the changes.
+
+=====================================  ==================================================================
+stopped after                          the next run
+=====================================  ==================================================================
+a unit was stored, with its progress   goes on after it
+a unit was given, and not stored       reads the log from the place before it; a chunk again, newer
+a transaction was given in part        reads it from its beginning
+=====================================  ==================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from millstream.capture.mysql.address import MariaDbAddress
+from millstream.capture.mysql.decoder import BinlogDecoder, RowsEvent, Statement
+from millstream.capture.mysql.preflight import (
+    PreflightFault,
+    refuse_faults,
+    server_faults,
+    table_faults,
+    table_names,
+)
+from millstream.capture.mysql.session import (
+    HEARTBEAT_S,
+    BinlogStream,
+    MariaDbSession,
+    TableAlteredError,
+)
+from millstream.capture.mysql.snapshot import (
+    BinlogPosition,
+    SnapshotChunk,
+    current_position,
+    read_chunk,
+)
+from millstream.capture.mysql.statements import TableEffect, table_effects
+from millstream.capture.mysql.table_map import TableMap
+from millstream.capture.mysql.table_tracker import TableTracker
+from millstream.capture.mysql.transactions import BinlogTransaction, TransactionReader
+from millstream.capture.table_patterns import TablePatterns
+from millstream.capture.units import (
+    CaptureUnit,
+    Progress,
+    TableChange,
+    TableDefinition,
+    UnitContent,
+)
+from millstream.errors import ConfigError
+
+CHUNK_ROWS = 10_000
+_OF_THE_SERVER = frozenset(("mysql", "information_schema", "performance_schema", "sys"))
+_QUIET_TRANSACTIONS = (
+    1000  # without a captured table, after which the place in the log is given alone
+)
+_ATTEMPTS = 20  # to read a chunk of a table that is altered meanwhile
+
+
+class MariaDbSource:
+    """Reads a MariaDB server's tables and their changes.
+
+    Args:
+        tables: Patterns: ``database.table`` or ``table``, with ``*`` and ``?``.
+        replica_id: The number that this reader has among the server's replicas, unlike any other's.
+        heartbeat_s: After how many seconds without a change progress is given alone.
+        chunk_rows: How many rows of a snapshot are read, and held in memory, at a time.
+
+    Guarantees: for one thread. Nothing is written to the server, and no lock is held on it, but that an ALTER waits
+    while a chunk of its table is read.
+    """
+
+    def __init__(
+        self,
+        address: MariaDbAddress,
+        tables: Sequence[str],
+        *,
+        replica_id: int,
+        chunk_rows: int = CHUNK_ROWS,
+        heartbeat_s: float = HEARTBEAT_S,
+    ) -> None:
+        if chunk_rows < 1:
+            raise ConfigError(f"chunk_rows is {chunk_rows}. Give 1 or more.")
+        self._address = address
+        self._wanted = TablePatterns(tables, address.database, _OF_THE_SERVER)
+        self._replica_id = replica_id
+        self._chunk_rows = chunk_rows
+        self._heartbeat_s = heartbeat_s
+
+    def check(self) -> None:
+        """Return if the server can be captured.
+
+        Raises:
+            ConfigError: it cannot; the message has each reason, and the statement that mends it.
+            RetriableError: it does not respond.
+        """
+        with MariaDbSession(self._address) as session:
+            if not self._check(session):
+                raise ConfigError(
+                    f"no table of {self._address.shown} is among those to be captured, {self._wanted}. Name tables "
+                    "that are there and may be read: table or database.table, with * and ?."
+                )
+
+    def acknowledge(self, progress: Progress) -> None:
+        """Do nothing: the server keeps its log by its own rules, and not for who reads it."""
+
+    def _check(self, session: MariaDbSession) -> list[tuple[str, str]]:
+        refuse_faults(server_faults(session), self._address.shown)
+        names = table_names(session, self._wanted)
+        faults = [fault for name in names for fault in table_faults(session, *name)]
+        refuse_faults(faults, self._address.shown)
+        return names
+
+    def units(self, progress: Progress | None) -> Iterator[CaptureUnit]:
+        """Yield units from ``progress`` on, for ever; those without contents while nothing happens.
+
+        Each unit's contents are to be read to their end before the next unit is asked for. None starts with a
+        snapshot.
+
+        Raises:
+            RetriableError: the server is gone, or does not respond: call again, with the last stored progress.
+            ConflictError: the server no longer has the changes after ``progress``.
+            ConfigError: a change cannot be captured, or the preflight found a fault.
+        """
+        with MariaDbSession(self._address) as session:
+            # The place first: a table that is created after the list was made is in the log after it.
+            position, created, tracker = self._resume(session, progress)
+            tracker.add(self._check(session))
+            charsets = _charsets(session)
+            with BinlogStream(
+                self._address,
+                position.file,
+                position.position,
+                replica_id=self._replica_id,
+                heartbeat_s=self._heartbeat_s,
+            ) as stream:
+                decoder = BinlogDecoder(charsets, self._wanted, checksum=stream.checksum)
+                reader = TransactionReader(decoder, stream.event, position, created)
+                reader.open()
+                yield from _Run(session, reader, tracker, self._wanted, self._chunk_rows).units()
+
+    def _resume(
+        self, session: MariaDbSession, progress: Progress | None
+    ) -> tuple[BinlogPosition, int, TableTracker]:
+        if progress is None:
+            return current_position(session), 0, TableTracker(session, {})
+        position = BinlogPosition.of(progress["file"], progress["position"])
+        return position, progress["created"], TableTracker(session, progress["tables"])
+
+
+def _charsets(session: MariaDbSession) -> dict[int, str]:
+    """Return the character set of each collation, by its number."""
+    table = "COLLATION_CHARACTER_SET_APPLICABILITY"
+    has_numbers = session.value(
+        "SELECT COUNT(*) FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = 'information_schema' "
+        "AND TABLE_NAME = %s AND COLUMN_NAME = 'ID'",
+        (table,),
+    )
+    source = table if has_numbers != "0" else "COLLATIONS"  # before 10.10
+    rows = session.rows(
+        f"SELECT ID, CHARACTER_SET_NAME FROM information_schema.{source} WHERE ID IS NOT NULL"  # noqa: S608 - names of above
+    )
+    return {int(number): charset for number, charset in rows}
+
+
+class _Run:
+    """One connection's units."""
+
+    def __init__(
+        self,
+        session: MariaDbSession,
+        reader: TransactionReader,
+        tracker: TableTracker,
+        wanted: TablePatterns,
+        chunk_rows: int,
+    ) -> None:
+        self._session = session
+        self._reader = reader
+        self._tracker = tracker
+        self._wanted = wanted
+        self._chunk_rows = chunk_rows
+        self._attempts = 0
+        self._quiet = 0
+
+    def units(self) -> Iterator[CaptureUnit]:
+        while True:
+            pending = self._tracker.pending()
+            if pending is None:
+                yield from self._transactions(None)
+            else:
+                yield from self._chunk(*pending)
+
+    def _chunk(self, database: str, table: str) -> Iterator[CaptureUnit]:
+        """Yield the transactions before the next chunk of a table, and the chunk."""
+        state = self._tracker.state(database, table)
+        try:
+            chunk = read_chunk(self._session, database, table, state.get("after"), self._chunk_rows)
+        except TableAlteredError:
+            self._attempts += 1
+            if self._attempts > _ATTEMPTS:
+                raise
+            # The log has what was done to the table.
+            yield from self._transactions(current_position(self._session))
+            return
+        self._attempts = 0
+        yield from self._transactions(chunk.position)
+        if self._tracker.state(database, table) is not state:
+            return  # a transaction before it has altered the table: it is read again
+        yield self._chunk_unit(chunk)
+
+    def _chunk_unit(self, chunk: SnapshotChunk) -> CaptureUnit:
+        schema = chunk.schema
+        self._tracker.chunk_read(schema.database, schema.table, chunk.last_key)
+        contents: Iterator[UnitContent] = (
+            TableChange(schema.database, schema.table, "r", schema.key, None, row)
+            for row in chunk.rows
+        )
+        position = f"{chunk.position}/{schema.name}/{'-'.join(chunk.last_key or ['end'])}"
+        return CaptureUnit("snapshot", position, 0, contents, self._progress())
+
+    def _progress(self) -> Progress:
+        position = self._reader.position
+        return {
+            "file": position.file,
+            "position": position.position,
+            "created": self._reader.created,
+            "tables": self._tracker.stored(),
+        }
+
+    def _transactions(self, until: BinlogPosition | None) -> Iterator[CaptureUnit]:
+        """Yield the log's transactions up to a place; without one, until a table is to be read."""
+        for transaction in self._reader.read(until):
+            if transaction is None:
+                if until is None:
+                    yield CaptureUnit("progress", "", 0, iter(()), self._progress())
+                continue
+            contents = self._contents(transaction)
+            first = next(contents, None)
+            self._quiet = self._quiet + 1 if first is None else 0
+            unit = CaptureUnit(
+                "transaction", str(transaction.gtid), transaction.timestamp_s * 1000, iter(())
+            )
+            if first is not None:
+                unit.contents = self._finished(unit, first, contents)
+                yield unit
+            elif self._quiet >= _QUIET_TRANSACTIONS:
+                self._quiet = 0
+                unit.progress = self._progress()
+                yield unit
+            if until is None and self._tracker.pending() is not None:
+                return
+
+    def _finished(
+        self, unit: CaptureUnit, first: UnitContent, others: Iterator[UnitContent]
+    ) -> Iterator[UnitContent]:
+        """Yield a unit's contents, and set its progress after the last."""
+        yield first
+        yield from others
+        unit.progress = self._progress()
+
+    def _contents(self, transaction: BinlogTransaction) -> Iterator[UnitContent]:
+        for event in transaction.events:
+            if isinstance(event, TableMap):
+                yield from self._tracker.described(event)
+            elif isinstance(event, RowsEvent):
+                yield from self._row_changes(event)
+            else:
+                yield from self._statement(event)
+
+    def _row_changes(self, event: RowsEvent) -> Iterator[TableChange]:
+        table = event.table
+        complete = self._tracker.completer(table)
+        for op, before, after in event.changes():
+            old = None if before is None else complete(before)
+            new = None if after is None else complete(after)
+            if old is not None and new is not None:
+                new = old | new  # what a partial image leaves out has not changed
+            yield TableChange(table.database, table.table, op, table.key, old, new)
+
+    def _statement(self, statement: Statement) -> Iterator[UnitContent]:
+        for effect in table_effects(statement.text, statement.database):
+            for one in self._tables_of(effect):
+                yield from self._effect(one, statement.text)
+
+    def _tables_of(self, effect: TableEffect) -> list[TableEffect]:
+        if effect.kind == "drop_database":
+            return [
+                TableEffect("drop", *name)
+                for name in self._tracker.names()
+                if name[0] == effect.database
+            ]
+        return [effect] if self._wanted(effect.database, effect.table) else []
+
+    def _effect(self, effect: TableEffect, text: str) -> Iterator[UnitContent]:
+        database, table = effect.database, effect.table
+        if effect.kind == "unknown":
+            raise ConfigError(
+                f"a statement concerns {database}.{table}, and cannot be read. Capture into a new prefix, from a "
+                "new snapshot."
+            )
+        if effect.kind in ("truncate", "drop", "reload"):
+            yield TableChange(database, table, "t", ())
+        if effect.kind == "truncate":
+            self._tracker.restart(database, table, only_if_reading=True)
+        elif effect.kind == "drop":
+            self._tracker.drop(database, table)
+            yield TableDefinition(database, table, (), (), text, dropped=True)
+        else:
+            yield from self._altered(effect, text)
+
+    def _altered(self, effect: TableEffect, text: str) -> Iterator[UnitContent]:
+        database, table = effect.database, effect.table
+        self._refuse(table_faults(self._session, database, table))
+        if effect.kind in ("reload", "rewrite"):
+            self._tracker.restart(database, table)
+        elif effect.kind == "create":
+            self._tracker.created(database, table)
+        definition = self._tracker.definition(database, table, text)
+        if definition is not None:
+            yield definition
+
+    def _refuse(self, faults: list[PreflightFault]) -> None:
+        refuse_faults(faults, "a table that was created or altered")

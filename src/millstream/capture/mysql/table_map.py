@@ -1,0 +1,307 @@
+"""TABLE_MAP events: which columns the row events that follow have, and what reads their values.
+
+All comes from the event itself, whose optional part the server writes with ``binlog_row_metadata=FULL``: names,
+signs, character sets, labels and the primary key as they were when the row was logged. So no schema
+history is kept, and no DDL needs to be understood to decode a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from millstream.capture.mysql import values
+from millstream.capture.mysql.buffer import BinlogBuffer
+from millstream.capture.mysql.charsets import BINARY_COLLATION, TextDecoder, text_decoder
+from millstream.capture.mysql.values import ValueReader
+from millstream.errors import ConfigError
+
+# The protocol's codes of column types.
+TINY, SHORT, LONG, FLOAT, DOUBLE = 1, 2, 3, 4, 5
+LONGLONG, INT24, DATE, YEAR = 8, 9, 10, 13
+VARCHAR, BIT, TIMESTAMP2, DATETIME2, TIME2 = 15, 16, 17, 18, 19
+NEWDECIMAL, ENUM, SET, BLOB = 246, 247, 248, 252
+VAR_STRING, STRING, GEOMETRY = 253, 254, 255
+
+_INTEGERS = {TINY: 1, SHORT: 2, INT24: 3, LONG: 4, LONGLONG: 8}
+_WITH_SIGN = frozenset((*_INTEGERS, NEWDECIMAL, FLOAT, DOUBLE, YEAR))
+_PLAIN: dict[int, ValueReader] = {
+    FLOAT: values.read_float,
+    DOUBLE: values.read_double,
+    DATE: values.read_date,
+    YEAR: values.read_year,
+}
+_TEXTS = frozenset((VARCHAR, VAR_STRING, STRING, BLOB))
+_METADATA_SIZES = {
+    FLOAT: 1,
+    DOUBLE: 1,
+    BLOB: 1,
+    TIMESTAMP2: 1,
+    DATETIME2: 1,
+    TIME2: 1,
+    GEOMETRY: 1,
+    VARCHAR: 2,
+    VAR_STRING: 2,
+    STRING: 2,
+    BIT: 2,
+    NEWDECIMAL: 2,
+    ENUM: 2,
+    SET: 2,
+    **dict.fromkeys((TINY, SHORT, INT24, LONG, LONGLONG, DATE, YEAR), 0),
+}
+_REFUSED = {
+    7: (
+        "a TIMESTAMP of the format before MySQL 5.6",
+        "ALTER TABLE … FORCE, with mysql56_temporal_format=ON",
+    ),
+    11: (
+        "a TIME of the format before MySQL 5.6",
+        "ALTER TABLE … FORCE, with mysql56_temporal_format=ON",
+    ),
+    12: (
+        "a DATETIME of the format before MySQL 5.6",
+        "ALTER TABLE … FORCE, with mysql56_temporal_format=ON",
+    ),
+    0: ("a DECIMAL of the format before MySQL 5.0", "ALTER TABLE … FORCE"),
+    140: ("a compressed column", "ALTER TABLE … MODIFY … without COMPRESSED"),
+    141: ("a compressed column", "ALTER TABLE … MODIFY … without COMPRESSED"),
+    242: ("a vector", "leave the table out of the capture"),
+    245: ("JSON in MySQL's binary format", "ALTER TABLE … MODIFY … LONGTEXT"),
+    GEOMETRY: ("a geometry", "leave the table out of the capture"),
+}
+_SIGNS, _CHARSET_DEFAULT, _CHARSETS, _NAMES, _SET_LABELS, _ENUM_LABELS = 1, 2, 3, 4, 5, 6
+_KEY, _KEY_PREFIXES, _LABEL_CHARSET_DEFAULT, _LABEL_CHARSETS = 8, 9, 10, 11
+
+
+@dataclass(frozen=True, slots=True)
+class BinlogColumn:
+    """A column as the binary log has it. ``read`` reads its value from a row."""
+
+    name: str
+    type: int
+    nullable: bool
+    read: ValueReader
+    fixed_width: int = 0
+    """Of a BINARY column: its width in bytes; 0 for all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableMap:
+    """The table that row events with this number mean, until the next TABLE_MAP or the end of the file."""
+
+    table_id: int
+    database: str
+    table: str
+    columns: tuple[BinlogColumn, ...]
+    key: tuple[str, ...]
+    """The columns of the primary key, in its order; empty if the table has none."""
+    fingerprint: bytes
+    """The event's bytes without the number: equal while the columns are."""
+
+
+def read_table_map(
+    body: bytes, charsets: Mapping[int, str], wanted: Callable[[str, str], bool]
+) -> TableMap | None:
+    """Return the table of a TABLE_MAP event; None if it is not wanted.
+
+    Args:
+        charsets: The character set of each of the server's collations, by its number.
+        wanted: Says of a database and a table whether it is.
+
+    Raises:
+        ConfigError: a column has no name in the event, or a type or character set that is not supported.
+        CorruptionError: the event ends too early.
+    """
+    reader = BinlogBuffer(body)
+    table_id = reader.little(6)
+    reader.take(2)
+    database, table = _name(reader), _name(reader)
+    if not wanted(database, table):
+        return None
+    types = list(reader.take(reader.packed()))
+    metadata = list(_metadata(types, reader.packed_bytes(), f"{database}.{table}"))
+    nullable = _bits(reader.take((len(types) + 7) // 8), len(types), lowest_first=True)
+    optional = dict(_optional(reader))
+    layout = _Layout(f"{database}.{table}", types, metadata, optional, charsets)
+    columns = tuple(layout.column(place, may_be_null) for place, may_be_null in enumerate(nullable))
+    key = tuple(columns[place].name for place in _key_columns(optional))
+    return TableMap(table_id, database, table, columns, key, body[6:])
+
+
+def _name(reader: BinlogBuffer) -> str:
+    name = reader.take(reader.little(1)).decode()
+    reader.take(1)
+    return name
+
+
+def _metadata(types: list[int], data: bytes, table: str) -> Iterator[bytes]:
+    """Yield the bytes about each column that its type has."""
+    reader = BinlogBuffer(data)
+    for place, column_type in enumerate(types):
+        if column_type in _REFUSED and column_type != GEOMETRY:
+            what, remedy = _REFUSED[column_type]
+            raise ConfigError(
+                f"column {place + 1} of {table} is {what}, which capture does not read. Change it: {remedy}."
+            )
+        size = _METADATA_SIZES.get(column_type)
+        if size is None:
+            raise ConfigError(
+                f"column {place + 1} of {table} has the type {column_type} of the binary log, which capture "
+                "does not know. Leave the table out of the capture."
+            )
+        yield reader.take(size)
+
+
+def _optional(reader: BinlogBuffer) -> Iterator[tuple[int, bytes]]:
+    while not reader.at_end:
+        yield reader.little(1), reader.packed_bytes()
+
+
+def _numbers(data: bytes) -> list[int]:
+    reader = BinlogBuffer(data)
+    found = []
+    while not reader.at_end:
+        found.append(reader.packed())
+    return found
+
+
+def _texts(data: bytes) -> list[bytes]:
+    reader = BinlogBuffer(data)
+    found = []
+    while not reader.at_end:
+        found.append(reader.packed_bytes())
+    return found
+
+
+def _bits(data: bytes, count: int, *, lowest_first: bool) -> list[bool]:
+    return [
+        bool(data[place // 8] >> (place % 8 if lowest_first else 7 - place % 8) & 1)
+        for place in range(count)
+    ]
+
+
+def _key_columns(optional: Mapping[int, bytes]) -> list[int]:
+    if _KEY_PREFIXES in optional:  # pairs of a column and the length of its prefix
+        return _numbers(optional[_KEY_PREFIXES])[::2]
+    return _numbers(optional.get(_KEY, b""))
+
+
+class _Layout:
+    """Puts together what the event says of each column in several lists."""
+
+    def __init__(
+        self,
+        table: str,
+        types: list[int],
+        metadata: list[bytes],
+        optional: Mapping[int, bytes],
+        charsets: Mapping[int, str],
+    ) -> None:
+        self._table = table
+        self._types = [_real_type(*pair) for pair in zip(types, metadata, strict=True)]
+        self._metadata = metadata
+        self._charsets = charsets
+        self._names = [name.decode() for name in _texts(optional.get(_NAMES, b""))]
+        self._check_names()
+        with_sign = [place for place, kind in enumerate(self._types) if kind in _WITH_SIGN]
+        signs = _bits(optional.get(_SIGNS, b"\0" * len(types)), len(with_sign), lowest_first=False)
+        self._unsigned = dict(zip(with_sign, signs, strict=True))
+        texts = [place for place, kind in enumerate(self._types) if kind in _TEXTS]
+        labelled = [place for place, kind in enumerate(self._types) if kind in (ENUM, SET)]
+        self._collations = _collations(texts, optional, _CHARSET_DEFAULT, _CHARSETS)
+        self._collations |= _collations(labelled, optional, _LABEL_CHARSET_DEFAULT, _LABEL_CHARSETS)
+        self._labels = self._labels_of(SET, optional.get(_SET_LABELS, b""))
+        self._labels |= self._labels_of(ENUM, optional.get(_ENUM_LABELS, b""))
+
+    def _check_names(self) -> None:
+        if len(self._names) != len(self._types):
+            raise ConfigError(
+                f"the binary log names {len(self._names)} of the {len(self._types)} columns of {self._table}: "
+                "binlog_row_metadata was not FULL when the row was logged. SET GLOBAL "
+                "binlog_row_metadata = 'FULL' and put it into the server's configuration; rows that are "
+                "logged without it need a new snapshot."
+            )
+
+    def _labels_of(self, kind: int, data: bytes) -> dict[int, tuple[str, ...]]:
+        reader = BinlogBuffer(data)
+        found = {}
+        for place in [place for place, other in enumerate(self._types) if other == kind]:
+            decode = self._decoder(place)
+            count = reader.packed()
+            found[place] = tuple(decode(reader.packed_bytes()) for _ in range(count))
+        return found
+
+    def _decoder(self, place: int) -> TextDecoder:
+        collation = self._collations.get(place, BINARY_COLLATION)
+        charset = self._charsets.get(collation)
+        if collation == BINARY_COLLATION:  # labels may be binary
+            charset = "utf8mb4"
+        return text_decoder(
+            charset or f"of collation {collation}", f"{self._table}.{self._names[place]}"
+        )
+
+    def column(self, place: int, nullable: bool) -> BinlogColumn:  # noqa: FBT001 - private
+        kind = self._types[place]
+        if kind in _REFUSED:
+            what, remedy = _REFUSED[kind]
+            raise ConfigError(
+                f"column {self._table}.{self._names[place]} is {what}, which capture does not read: {remedy}."
+            )
+        read, width = self._reader(place, kind)
+        return BinlogColumn(self._names[place], kind, nullable, read, width)
+
+    def _reader(self, place: int, kind: int) -> tuple[ValueReader, int]:
+        if kind in _TEXTS:
+            return self._text_reader(place, kind, self._metadata[place])
+        if kind in _INTEGERS:
+            return values.read_integer(_INTEGERS[kind], unsigned=self._unsigned[place]), 0
+        if kind in _PLAIN:
+            return _PLAIN[kind], 0
+        return self._made_reader(place, kind, self._metadata[place]), 0
+
+    def _made_reader(self, place: int, kind: int, about: bytes) -> ValueReader:
+        """Return the reader of a type that the metadata makes one of many."""
+        makers: dict[int, Callable[[], ValueReader]] = {
+            ENUM: lambda: values.read_enum(about[1], self._labels[place]),
+            SET: lambda: values.read_set(about[1], self._labels[place]),
+            NEWDECIMAL: lambda: values.read_decimal(about[0], about[1]),
+            BIT: lambda: values.read_bit(about[1] * 8 + about[0]),
+            TIMESTAMP2: lambda: values.read_timestamp(about[0]),
+            DATETIME2: lambda: values.read_datetime(about[0]),
+            TIME2: lambda: values.read_time(about[0]),
+        }
+        return makers[kind]()
+
+    def _text_reader(self, place: int, kind: int, about: bytes) -> tuple[ValueReader, int]:
+        width = _string_width(about) if kind == STRING else int.from_bytes(about, "little")
+        length_size = about[0] if kind == BLOB else 1 if width < 256 else 2
+        if self._collations.get(place, BINARY_COLLATION) != BINARY_COLLATION:
+            return values.read_text(length_size, self._decoder(place)), 0
+        fixed = width if kind == STRING else 0
+        return values.read_binary(length_size, fixed), fixed
+
+
+def _real_type(column_type: int, about: bytes) -> int:
+    """Return what a column is: enums and sets are logged as strings, with their type in the metadata."""
+    if column_type != STRING:
+        return column_type
+    kind = about[0] | 0x30
+    return kind if kind in (ENUM, SET) else STRING
+
+
+def _string_width(about: bytes) -> int:
+    """Return a CHAR's width in bytes, of which two bits are in the type, inverted."""
+    return about[1] | ((about[0] & 0x30) ^ 0x30) << 4
+
+
+def _collations(
+    places: list[int], optional: Mapping[int, bytes], default: int, each: int
+) -> dict[int, int]:
+    """Return the collation of each column: one list of all, or a default with exceptions by their place."""
+    if each in optional:
+        return dict(zip(places, _numbers(optional[each]), strict=True))
+    if default not in optional:
+        return {}
+    first, *others = _numbers(optional[default])
+    exceptions = dict(zip(others[::2], others[1::2], strict=True))
+    return {place: exceptions.get(number, first) for number, place in enumerate(places)}

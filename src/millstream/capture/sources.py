@@ -1,0 +1,125 @@
+"""Which source a URL is of."""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from millstream.capture.group_reader import CaptureSource
+from millstream.capture.mysql.address import MARIADB_SCHEMES, mariadb_address
+from millstream.errors import ConfigError
+
+PASSWORD_VARIABLE = "MILLSTREAM_CAPTURE_PASSWORD"  # noqa: S105 - its name
+POSTGRES_SCHEMES = ("postgresql", "postgres")
+_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,99}")
+_REPLICA_IDS = 1 << 31  # the upper half is for us: people number their replicas from 1
+
+
+@dataclass(frozen=True)
+class FoundSource:
+    """A source, the capture's name, and the kind of source."""
+
+    source: CaptureSource
+    name: str
+    connector: str
+
+
+def source_of(
+    url: str, tables: Sequence[str], name: str | None, environment: Mapping[str, str] = os.environ
+) -> FoundSource:
+    """Return the source of a URL.
+
+    Raises:
+        ConfigError: there is none, or its driver is not installed. The message never has a password.
+    """
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError:
+        scheme = ""
+    make = _MAKERS.get(scheme)
+    if make is None:
+        shown = f"{scheme}://…" if scheme else "one without a scheme"
+        raise ConfigError(
+            f"the database to capture has a URL that is not known: {shown}. Give "
+            "postgresql://user@host:5432/database, mariadb://user@host:3306/database or sqlite:///path/to/file."
+        )
+    return make(url, tables, name, environment.get(PASSWORD_VARIABLE))
+
+
+def _mariadb(
+    url: str, tables: Sequence[str], name: str | None, password: str | None
+) -> FoundSource:
+    address = mariadb_address(url)
+    if not address.password and password is not None:
+        address = replace(address, password=password)
+    name = _checked_name(address.database if name is None else name)
+    found = _driven("millstream.capture.mysql.source", "MariaDB", "PyMySQL", "mysql")
+    replica_id = _REPLICA_IDS + zlib.crc32(name.encode()) % (_REPLICA_IDS - 1)
+    return FoundSource(found.MariaDbSource(address, tables, replica_id=replica_id), name, "mariadb")
+
+
+def _postgres(
+    url: str, tables: Sequence[str], name: str | None, password: str | None
+) -> FoundSource:
+    parts = urlsplit(url)
+    database = unquote(parts.path.removeprefix("/"))
+    if not parts.hostname or not database or "/" in database:
+        raise ConfigError(
+            "the address of a PostgreSQL database is not one that can be read. Give "
+            "postgresql://user@host:5432/database, with characters such as @ : / in user and password written as "
+            "%40 %3A %2F."
+        )
+    name = _checked_name(database if name is None else name)
+    session = _driven("millstream.capture.postgres.session", "PostgreSQL", "psycopg", "postgres")
+    found = _driven("millstream.capture.postgres.source", "PostgreSQL", "psycopg", "postgres")
+    address = session.PostgresAddress(url, None if parts.password else password)
+    return FoundSource(found.PostgresSource(address, tables, name=name), name, "postgresql")
+
+
+def _sqlite(
+    url: str, tables: Sequence[str], name: str | None, _password: str | None
+) -> FoundSource:
+    parts = urlsplit(url)
+    if parts.netloc or len(parts.path) < 2:
+        raise ConfigError(
+            f"{url!r} is no SQLite database. Give sqlite:///relative/path or sqlite:////absolute/path."
+        )
+    path = Path(unquote(parts.path.removeprefix("/")))
+    name = _checked_name(path.stem if name is None else name)
+    found = _driven("millstream.capture.sqlite.source", "SQLite", "sqlite3", "all")
+    return FoundSource(found.SqliteSource(path, tables), name, "sqlite")
+
+
+def _driven(module: str, what: str, driver: str, extra: str) -> Any:
+    """Import a source, whose driver is an extra."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"capture from {what} needs {driver}, which is not installed ({error}): "
+            f'pip install "millstream[{extra}]".'
+        ) from error
+
+
+_Maker = Callable[[str, Sequence[str], str | None, str | None], FoundSource]
+_MAKERS: dict[str, _Maker] = {
+    **dict.fromkeys(MARIADB_SCHEMES, _mariadb),
+    **dict.fromkeys(POSTGRES_SCHEMES, _postgres),
+    "sqlite": _sqlite,
+}
+
+
+def _checked_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"the capture's name is {name!r}. Give up to 100 letters, digits and . _ -, the first a letter or digit: "
+            "topics begin with it."
+        )
+    return name

@@ -1,0 +1,34 @@
+"""Tables that several sessions change at random are captured by one that stops at any unit."""
+
+import random
+
+import pytest
+from random_mariadb_workload import SCHEMA, Writers
+
+
+def rows_of(database, table):
+    """Return the rows of a table, by its columns: read by plain SQL, not as capture reads it."""
+    with database.connect() as connection, connection.cursor() as cursor:
+        cursor.execute(f"SELECT * FROM {table}")
+        names = [column[0] for column in cursor.description]
+        return sorted((dict(zip(names, row, strict=True)) for row in cursor.fetchall()), key=str)
+
+
+def sequence(position):
+    return int(position.rpartition("-")[2])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_capture_that_stops_anywhere_ends_with_what_the_tables_hold(database, replica, seed):
+    rng = random.Random(seed)
+    database.run(*SCHEMA)
+    with Writers(database.connect, seed) as writers:
+        for _ in range(30):
+            replica.follow(database.source(chunk_rows=5), lambda: False, limit=rng.randrange(1, 40))
+    assert not writers.errors
+    replica.follow(database.source(chunk_rows=5), lambda: True)
+    for table in ("a", "b"):
+        assert sorted(replica.rows(table), key=str) == rows_of(database, table)
+    transactions = [sequence(at) for kind, at, _ in replica.units if kind == "transaction"]
+    assert len(transactions) > 50
+    assert transactions == sorted(set(transactions))
