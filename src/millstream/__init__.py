@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 _MODULES: dict[str, str] = {
     name: module
     for module, names in {
+        "millstream.capture.run": "Capture CaptureStatus capture",
         "millstream.client.log": "EventLog",
         "millstream.client.open": "connect",
         "millstream.errors": (
@@ -57,6 +58,9 @@ __all__ = [*sorted(("__version__", *_MODULES))]
 
 # A checker that saw __getattr__ would accept every misspelt name.
 if TYPE_CHECKING:
+    from millstream.capture.run import Capture as Capture
+    from millstream.capture.run import CaptureStatus as CaptureStatus
+    from millstream.capture.run import capture as capture
     from millstream.client.log import EventLog as EventLog
     from millstream.client.open import connect as connect
     from millstream.errors import ConfigError as ConfigError

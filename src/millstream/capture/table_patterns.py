@@ -25,6 +25,7 @@ class TablePatterns:
     ) -> None:
         if not patterns:
             raise ConfigError("no table is named. Give some, such as --tables 'shop.*'.")
+        self._text = ", ".join(patterns)
         self._excluded = excluded
         self._patterns = []
         for pattern in patterns:
@@ -35,6 +36,9 @@ class TablePatterns:
                 )
             both = (database, parts[0]) if len(parts) == 1 else (parts[0], parts[1])
             self._patterns.append(tuple(re.compile(translate(part)) for part in both))
+
+    def __str__(self) -> str:
+        return self._text
 
     def __call__(self, database: str, table: str) -> bool:
         """Say whether this table is captured."""

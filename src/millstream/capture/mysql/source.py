@@ -99,7 +99,11 @@ class MariaDbSource:
             RetriableError: it does not respond.
         """
         with MariaDbSession(self._address) as session:
-            self._check(session)
+            if not self._check(session):
+                raise ConfigError(
+                    f"no table of {self._address.shown} is among those to be captured, {self._wanted}. Name tables "
+                    "that are there and may be read: table or database.table, with * and ?."
+                )
 
     def _check(self, session: MariaDbSession) -> list[tuple[str, str]]:
         refuse_faults(server_faults(session), self._address.shown)

@@ -1,0 +1,289 @@
+"""The records that captured units become: Debezium's envelope in topics of tables, and what goes with it.
+
+=====================================  ==================================================================
+``<prefix>.<database>.<table>``        the changes of a table: key, envelope; a deletion is followed by a
+                                       tombstone. A change of the key is a deletion and a creation.
+``<prefix>.transaction``               BEGIN and END of each unit, with the number of its records by table
+``<prefix>``                           tables defined, altered and dropped
+``__debezium-heartbeat.<prefix>``      progress without a change
+=====================================  ==================================================================
+
+A chunk of a snapshot is a transaction, too: so those who apply whole transactions apply it at its place among
+them. A transaction has one id in BEGIN, END and its records. Beyond Debezium's fields a record has its place:
+``source.position``, that of the transaction in the source, and ``source.seq``, its number in it; together they
+identify it. Columns that the source did not give are left out, and named in ``unavailable``.
+
+Source: Debezium 3.6, "Data change events", "Transaction metadata", "Schema change topic".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+from millstream.capture.units import CaptureUnit, Operation, TableChange, TableDefinition
+from millstream.errors import ConfigError
+
+VERSION = version("millstream")
+_NOT_IN_TOPICS = re.compile(r"[^a-zA-Z0-9._-]")
+_NEW_KEY, _OLD_KEY = "__debezium.newkey", "__debezium.oldkey"
+Row = dict[str, Any]
+
+
+class CapturedRecord(NamedTuple):
+    """A record for a topic. ``table``: it is a change of a table, whose topic may have to be created."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    timestamp_ms: int
+    headers: tuple[tuple[str, bytes], ...] = ()
+    table: bool = False
+
+
+@dataclass
+class CaptureTopics:
+    """The names of a capture's topics.
+
+    Raises:
+        ConfigError: two tables would have one topic.
+    """
+
+    prefix: str
+    _tables: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    @property
+    def transaction(self) -> str:
+        return f"{self.prefix}.transaction"
+
+    @property
+    def schema(self) -> str:
+        return self.prefix
+
+    @property
+    def heartbeat(self) -> str:
+        return f"__debezium-heartbeat.{self.prefix}"
+
+    @property
+    def progress(self) -> str:
+        return f"{self.prefix}.progress"
+
+    def of_table(self, database: str, table: str) -> str:
+        """Return the topic of a table: characters that topics may not have are underscores."""
+        topic = f"{self.prefix}.{_NOT_IN_TOPICS.sub('_', f'{database}.{table}')}"
+        owner = self._tables.setdefault(topic, (database, table))
+        if owner != (database, table) or topic in (self.transaction, self.progress):
+            raise ConfigError(
+                f"the table {database}.{table} would have the topic {topic!r}, which "
+                f"{'.'.join(owner) if owner != (database, table) else 'the capture'} has. Capture it under "
+                "another name, with a capture of its own."
+            )
+        return topic
+
+
+@dataclass
+class UnitRecords:
+    """Makes the records of units. ``columns`` has the columns of each table, from its last definition."""
+
+    topics: CaptureTopics
+    connector: str
+    clock_ms: Callable[[], int]
+    columns: dict[str, list[str]] = field(default_factory=dict)
+
+    def records(self, unit: CaptureUnit) -> Iterator[CapturedRecord]:
+        """Yield the records of a unit, while its contents are read."""
+        if unit.kind == "progress":
+            yield self._heartbeat()
+            return
+        made = _Unit(self, unit)
+        yield from made.records()
+
+    def _heartbeat(self) -> CapturedRecord:
+        now = self.clock_ms()
+        key = to_json({"serverName": self.topics.prefix})
+        return CapturedRecord(self.topics.heartbeat, key, to_json({"ts_ms": now}), now)
+
+
+@dataclass
+class _Unit:
+    """One unit on its way into records."""
+
+    maker: UnitRecords
+    unit: CaptureUnit
+    counts: Counter[str] = field(default_factory=Counter)
+    total: int = 0
+
+    @property
+    def id(self) -> str:
+        return f"{self.unit.kind}:{self.unit.position}"
+
+    @property
+    def time_ms(self) -> int:
+        return self.unit.timestamp_ms or self.maker.clock_ms()
+
+    def records(self) -> Iterator[CapturedRecord]:
+        begun = False
+        for content in self.unit.contents:
+            if isinstance(content, TableDefinition):
+                yield self._definition(content)
+                continue
+            if not begun:
+                yield self._border("BEGIN")
+                begun = True
+            yield from self._change(content)
+        if begun:
+            yield self._border("END")
+
+    def _border(self, status: str) -> CapturedRecord:
+        counted = None
+        if status == "END":
+            counted = [
+                {"data_collection": table, "event_count": n} for table, n in self.counts.items()
+            ]
+        value = {
+            "status": status,
+            "id": self.id,
+            "event_count": self.total if status == "END" else None,
+            "data_collections": counted,
+            "ts_ms": self.time_ms,
+        }
+        key = to_json({"id": self.id})
+        return CapturedRecord(self.maker.topics.transaction, key, to_json(value), self.time_ms)
+
+    # ── changes ─────────────────────────────────────────────────────────────────────────────
+
+    def _change(self, change: TableChange) -> Iterator[CapturedRecord]:
+        if change.op == "t":
+            yield self._record(change, "t", None, None, None)
+            return
+        before, after = change.before, change.after
+        old = None if before is None else _key_of(change, before)
+        new = None if after is None else _key_of(change, after)
+        if change.op == "u" and None not in (old, new) and old != new:
+            assert old is not None
+            assert new is not None
+            yield self._record(change, "d", old, before, None, header=(_NEW_KEY, new))
+            yield self._tombstone(change, old)
+            yield self._record(change, "c", new, None, after, header=(_OLD_KEY, old), carry=old)
+            return
+        key = new if new is not None else old
+        yield self._record(change, change.op, key, before, after)
+        if change.op == "d" and key is not None:
+            yield self._tombstone(change, key)
+
+    def _record(
+        self,
+        change: TableChange,
+        op: Operation,
+        key: Row | None,
+        before: Row | None,
+        after: Row | None,
+        *,
+        header: tuple[str, Row] | None = None,
+        carry: Row | None = None,
+    ) -> CapturedRecord:
+        table = f"{change.database}.{change.table}"
+        self.total += 1
+        self.counts[table] += 1
+        value: dict[str, Any] = {
+            "before": before,
+            "after": after,
+            "source": self._source(change),
+            "transaction": {
+                "id": self.id,
+                "total_order": self.total,
+                "data_collection_order": self.counts[table],
+            },
+            "op": op,
+            **times("ts", self.maker.clock_ms()),
+        }
+        if after is not None and (missing := self._missing(table, after)):
+            value["unavailable"] = missing
+            if carry is not None:
+                value["carry_from"] = carry
+        return CapturedRecord(
+            self.maker.topics.of_table(change.database, change.table),
+            None if key is None else to_json(key),
+            to_json(value),
+            self.time_ms,
+            () if header is None else ((header[0], to_json(header[1])),),
+            table=True,
+        )
+
+    def _tombstone(self, change: TableChange, key: Row) -> CapturedRecord:
+        topic = self.maker.topics.of_table(change.database, change.table)
+        return CapturedRecord(topic, to_json(key), None, self.time_ms, table=True)
+
+    def _missing(self, table: str, after: Row) -> list[str]:
+        """Return the columns that the source did not give."""
+        return [name for name in self.maker.columns.get(table, ()) if name not in after]
+
+    def _source(self, change: TableChange) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "connector": self.maker.connector,
+            "name": self.maker.topics.prefix,
+            **times("ts", self.time_ms),
+            "snapshot": "true" if self.unit.kind == "snapshot" else "false",
+            "db": change.database,
+            "table": change.table,
+            "position": self.unit.position,
+            "seq": self.total,
+        }
+
+    # ── definitions ─────────────────────────────────────────────────────────────────────────
+
+    def _definition(self, found: TableDefinition) -> CapturedRecord:
+        table = f"{found.database}.{found.table}"
+        kind = "DROP" if found.dropped else "ALTER" if table in self.maker.columns else "CREATE"
+        if found.dropped:
+            self.maker.columns.pop(table, None)
+        else:
+            self.maker.columns[table] = [column["name"] for column in found.columns]
+        described = {"primaryKeyColumnNames": list(found.key), "columns": list(found.columns)}
+        value = {
+            "source": {
+                "version": VERSION,
+                "connector": self.maker.connector,
+                "name": self.maker.topics.prefix,
+                "position": self.unit.position,
+            },
+            "ts_ms": self.time_ms,
+            "databaseName": found.database,
+            "ddl": found.statement or None,
+            "tableChanges": [
+                {
+                    "type": kind,
+                    "id": f'"{found.database}"."{found.table}"',
+                    "table": None if found.dropped else described,
+                }
+            ],
+        }
+        key = to_json({"databaseName": found.database})
+        return CapturedRecord(self.maker.topics.schema, key, to_json(value), self.time_ms)
+
+
+def _key_of(change: TableChange, row: Row) -> Row | None:
+    """Return the columns of a row that are its key; None of a table without one."""
+    if not change.key:
+        return None
+    return {name: row[name] for name in change.key}
+
+
+def times(name: str, ms: int) -> dict[str, int]:
+    """Return a time as Debezium has it: in milli-, micro- and nanoseconds."""
+    return {f"{name}_ms": ms, f"{name}_us": ms * 1000, f"{name}_ns": ms * 1_000_000}
+
+
+def to_json(value: dict[str, Any] | Sequence[Any]) -> bytes:
+    """Return JSON in UTF-8. NaN and infinity are text by now: JSON has no such numbers."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        return text.encode()
+    except UnicodeEncodeError:  # half of a pair of surrogates, which JSON has as an escape alone
+        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()

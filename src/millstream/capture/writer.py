@@ -1,0 +1,243 @@
+"""Units of a source into the log: each whole, once, together with how far the source has been read.
+
+A group of whole units, their records and the progress after the last are one transaction of the log. The log, and
+not the database, knows how far the source has been read.
+
+1. The producer opens with the transactional id of the capture. From here on an older capture of that name can
+   commit nothing: its transaction is aborted. A crash leaves nothing.
+2. Records are sent. A crash leaves a transaction that is open; the next producer aborts it, and no reader of
+   committed records ever sees it.
+3. The progress is sent, and the transaction committed. A crash before the commit leaves what 2 leaves; after
+   it all is there, and the next run goes on behind it.
+
+====================================  ===================================================================
+stopped                               the next run
+====================================  ===================================================================
+before the commit                     reads the units again, from the progress before
+after the commit                      goes on after them
+an older capture wakes up             is fenced off, and stops: ProducerFencedError
+====================================  ===================================================================
+
+Source: Apache Kafka, KIP-98 (transactions), as KIP-618 uses them for source connectors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from millstream.capture.envelope import CapturedRecord, CaptureTopics, UnitRecords, to_json
+from millstream.capture.units import CaptureUnit, Progress
+from millstream.client.log import EventLog
+from millstream.client.producer import Producer
+from millstream.errors import ConflictError, CorruptionError
+from millstream.record import RecordMetadata
+
+PROGRESS_VERSION = 1
+TRANSACTION_TIMEOUT = "15 minutes"  # as long as Kafka's brokers allow
+_READ_BACK = 256  # offsets of the topic of progress that are read first, to find its last record
+_WAITING_MAX = 20_000  # futures kept before it is looked whether the first ones failed
+
+
+@dataclass(frozen=True)
+class StoredProgress:
+    """The last progress in the log. ``columns`` are those of the tables, by name, as last defined."""
+
+    source: Progress
+    position: str
+    columns: dict[str, list[str]]
+    snapshot_rows: int = 0
+    changes: int = 0
+
+
+@dataclass
+class CaptureWriter:
+    """Writes units into a log, and knows the progress there. For one thread; use it in ``with``.
+
+    Args:
+        log: The log. It stays open.
+        topics: The names of the topics; they are created when they are needed.
+        connector: The name of the kind of source, as ``source.connector`` has it.
+        partitions: Of topics of tables that do not exist yet.
+        cleanup: The same: "delete", "compact" or "compact,delete".
+
+    Raises:
+        ConflictError: the topic of progress was made by another kind of source, or by a later version.
+    """
+
+    log: EventLog
+    topics: CaptureTopics
+    connector: str
+    clock_ms: Callable[[], int]
+    partitions: int = 1
+    cleanup: str = "delete"
+    progress: StoredProgress | None = None
+    _known: set[str] = field(default_factory=set)
+    _waiting: list[Future[RecordMetadata]] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._create(self.topics.progress, cleanup="compact")
+            for topic in (self.topics.transaction, self.topics.schema, self.topics.heartbeat):
+                self._create(topic)
+            self._producer: Producer = stack.enter_context(
+                self.log.producer(
+                    transactional_id=f"capture.{self.topics.prefix}",
+                    transaction_timeout=TRANSACTION_TIMEOUT,
+                    linger_ms=0,
+                    compression="lz4",
+                )
+            )
+            self._fence_older()
+            self.progress = self._stored_progress()
+            columns = {} if self.progress is None else dict(self.progress.columns)
+            self._units = UnitRecords(self.topics, self.connector, self.clock_ms, columns)
+            self._opened = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._opened.__exit__(kind, error, trace)
+
+    def write(self, units: Iterable[CaptureUnit]) -> StoredProgress | None:
+        """Write units in one transaction of the log; when this returns, they are durable.
+
+        Each unit is read to its end before the next one is asked for. Memory does not grow with a unit.
+
+        Returns:
+            The progress after them: None where there was none to write.
+
+        Raises:
+            ProducerFencedError: a later capture of this name has begun.
+            RetriableError: the log has no room, or its broker does not respond.
+        """
+        before, columns = self.progress, dict(self._units.columns)
+        try:
+            with self._producer.transaction():
+                for unit in units:
+                    self._write(unit)
+                if self.progress is not before:
+                    self._send(self._progress_record())
+                self._wait()
+        except BaseException:
+            self.progress, self._units.columns = before, columns
+            self._waiting.clear()
+            raise
+        return self.progress
+
+    def _write(self, unit: CaptureUnit) -> None:
+        made = 0
+        for record in self._units.records(unit):
+            self._send(record)
+            made += record.table and record.value is not None
+        known = self.progress
+        rows, changes = (0, 0) if known is None else (known.snapshot_rows, known.changes)
+        if unit.kind == "snapshot":
+            rows += made
+        else:
+            changes += made
+        position = unit.position or ("" if known is None else known.position)
+        self.progress = StoredProgress(unit.progress, position, self._units.columns, rows, changes)
+
+    def _send(self, record: CapturedRecord) -> None:
+        if record.table:
+            self._create(record.topic, partitions=self.partitions, cleanup=self.cleanup)
+        self._waiting.append(
+            self._producer.send(
+                record.topic,
+                record.value,
+                key=record.key,
+                timestamp_ms=record.timestamp_ms,
+                headers=dict(record.headers) or None,
+                partition=None if record.key is not None or self.partitions > 1 else 0,
+            )
+        )
+        if len(self._waiting) >= _WAITING_MAX:
+            self._wait()
+
+    def _wait(self) -> None:
+        """Wait until what was sent is in the log."""
+        if self._waiting:
+            self._producer.flush()
+        for sent in self._waiting:
+            sent.result()
+        self._waiting.clear()
+
+    def _create(self, topic: str, *, partitions: int = 1, cleanup: str = "delete") -> None:
+        if topic not in self._known:
+            self.log.create_topic(topic, partitions=partitions, cleanup=cleanup, exist_ok=True)
+            self._known.add(topic)
+
+    # ── progress ────────────────────────────────────────────────────────────────────────────
+
+    def _fence_older(self) -> None:
+        """Commit a transaction: what an older capture has open is aborted, and nothing of it follows."""
+        now = self.clock_ms()
+        with self._producer.transaction():
+            self._producer.send(self.topics.heartbeat, to_json({"ts_ms": now}), timestamp_ms=now)
+            self._producer.flush()
+
+    def _progress_record(self) -> CapturedRecord:
+        assert self.progress is not None
+        value: dict[str, Any] = {
+            "version": PROGRESS_VERSION,
+            "connector": self.connector,
+            "position": self.progress.position,
+            "source": self.progress.source,
+            "columns": self.progress.columns,
+            "snapshot_rows": self.progress.snapshot_rows,
+            "changes": self.progress.changes,
+        }
+        key = to_json({"serverName": self.topics.prefix})
+        return CapturedRecord(self.topics.progress, key, to_json(value), self.clock_ms())
+
+    def _stored_progress(self) -> StoredProgress | None:
+        """Read the last record of the topic of progress."""
+        topic = self.topics.progress
+        start, end = self.log.offsets(topic)[0]
+        size = _READ_BACK
+        while True:
+            first = max(start, end - size)
+            values = self.log.read(topic, 0, first, end, columns=("value",)).column("value")
+            if len(values):
+                return self._parsed(values[len(values) - 1].as_py())
+            if first == start:
+                return None
+            size *= 8
+
+    def _parsed(self, value: bytes | None) -> StoredProgress:
+        try:
+            found = json.loads(value or b"")
+            version, connector = found["version"], found["connector"]
+            progress = StoredProgress(
+                found["source"],
+                found["position"],
+                found["columns"],
+                found["snapshot_rows"],
+                found["changes"],
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptionError(
+                f"the last record of {self.topics.progress!r} is no progress of a capture: {error}. Capture "
+                "into another name, from a new snapshot."
+            ) from error
+        if version != PROGRESS_VERSION:
+            raise ConflictError(
+                f"{self.topics.progress!r} was written by another version of Millstream (format {version}, "
+                f"here {PROGRESS_VERSION}). Use that version, or capture into another name."
+            )
+        if connector != self.connector:
+            raise ConflictError(
+                f"{self.topics.progress!r} is of a source of kind {connector!r}, and this one is {self.connector!r}. "
+                "Capture into another name."
+            )
+        return progress
