@@ -1,26 +1,8 @@
-"""A MariaDB server for the tests of this folder, and a copy of its tables that units are applied to."""
-
-import itertools
-import random
+"""A MariaDB server for the tests of this folder."""
 
 import pytest
 from capture_replica import Replica
-
-from millstream.capture.mysql.address import mariadb_address
-from millstream.capture.mysql.source import MariaDbSource
-from millstream.errors import EnvironmentProblem
-from millstream.testing.mariadb import MariaDbServer
-
-_numbers = itertools.count(1)
-
-
-def start(**settings):
-    """Return a server; where there is none, the test is skipped."""
-    pytest.importorskip("pymysql", reason="the driver of MariaDB is not installed here")
-    try:
-        return MariaDbServer(**settings)
-    except EnvironmentProblem as problem:
-        pytest.skip(str(problem))
+from mariadb_database import Database, start
 
 
 @pytest.fixture(scope="session")
@@ -34,37 +16,6 @@ def own_server():
     """A server that a test may kill."""
     with start() as server:
         yield server
-
-
-class Database:
-    """An empty database of a server, and a source of its tables."""
-
-    def __init__(self, server):
-        self.server = server
-        self.name = f"shop{next(_numbers)}"
-        self.run(f"CREATE DATABASE {self.name} CHARACTER SET utf8mb4", database=None)
-
-    def run(self, *statements, database=""):
-        return self.server.run(*statements, database=self.name if database == "" else database)
-
-    def connect(self, **options):
-        return self.server.connect(self.name, **options)
-
-    def url(self, user=None, password=None):
-        from urllib.parse import quote
-
-        password = quote(password or self.server.password, safe="")
-        who = f"{user or self.server.user}:{password}"
-        return f"mariadb://{who}@127.0.0.1:{self.server.port}/{self.name}"
-
-    def source(self, *tables, chunk_rows=3, url=None):
-        return MariaDbSource(
-            mariadb_address(url or self.url()),
-            tables or ("*",),
-            replica_id=random.randrange(1 << 31, 1 << 32),
-            chunk_rows=chunk_rows,
-            heartbeat_s=0.05,
-        )
 
 
 @pytest.fixture
