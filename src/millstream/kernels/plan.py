@@ -272,13 +272,15 @@ class Program:
     """What a later run of an app is compared with: the definitions of all state and outputs.
 
     ``steps`` has the stateful steps by the keys of their state, ``outputs`` the outputs by name.
-    ``topics`` are those that are read, ``frames`` the number of DataFrames that are.
+    ``topics`` are those that are read, ``frames`` the number of DataFrames that are. ``given`` has a digest of the
+    rows of each static table, by its name.
     """
 
     steps: Mapping[str, StepDefinition] = field(default_factory=dict)
     outputs: Mapping[str, Any] = field(default_factory=dict)
     topics: tuple[str, ...] = ()
     frames: int = 0
+    given: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,9 @@ from millstream.kernels.definition import (
     without_code,
 )
 from millstream.kernels.plan import Program, StepDefinition
+from millstream.kernels.static_lookup import StaticLookup
 from millstream.kernels.steps import Drop
+from millstream.kernels.tables.static_rows import StaticRows
 from millstream.pipeline.graph import (
     DataFrameNode,
     GraphNode,
@@ -34,6 +36,7 @@ from millstream.pipeline.graph import (
     OperatorNode,
     Output,
     SourceNode,
+    StepNode,
     UnionNode,
 )
 
@@ -72,6 +75,7 @@ class Definitions:
             outputs={output.name: self._output(output) for output in outputs},
             topics=tuple(sorted(topics)),
             frames=sum(isinstance(node, DataFrameNode) for node in self.nodes),
+            given={table.name: table.digest for table in map(_static_table, self.nodes) if table},
         )
 
     def clock_key(self, node: SourceNode | DataFrameNode | OperatorNode) -> str:
@@ -113,6 +117,15 @@ class Definitions:
         path = self._reads(node.parent, node.step.columns_before(wanted))
         steps = [] if isinstance(node.step, Drop) else [describe_step(node.step)]
         return {**path, "steps": [*path["steps"], *steps]}
+
+
+def _static_table(node: GraphNode | Output) -> StaticRows | None:
+    """Return the static table that a node is, or looks rows up in."""
+    if isinstance(node, StepNode) and isinstance(node.step, StaticLookup):
+        return node.step.table
+    if isinstance(node, OperatorNode) and isinstance(node.kernel, StaticRows):
+        return node.kernel
+    return None
 
 
 def _digests(definition: Description) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from millstream.durations import Duration
@@ -14,6 +14,7 @@ from millstream.kernels.joins.asof_join import AsofKind, LateVersions
 from millstream.kernels.joins.asof_match import Direction
 from millstream.kernels.joins.interval_join import IntervalJoinKind, UnmatchedEmit
 from millstream.kernels.operator import Operator
+from millstream.kernels.tables.static_rows import StaticRows
 from millstream.pipeline.collection import Collection
 from millstream.pipeline.enrichment import Lookup, build_enrichment
 from millstream.pipeline.expressions import Column
@@ -32,6 +33,7 @@ from millstream.pipeline.temporal_joins import (
     RightInput,
     build_asof_join,
     build_lookup,
+    static_lookup,
 )
 from millstream.pipeline.trend import build_alert, build_compare
 
@@ -215,7 +217,8 @@ class EventCollection(Collection):
             on: As for :meth:`join_asof`; of a derived table there may be more than the key.
             how: As for :meth:`join_asof`, as are ``nulls_equal``, ``suffix`` and ``name``.
 
-        The state holds the rows of the table.
+        The state holds the rows of the table. Of a :meth:`static table <millstream.App.static_table>` itself there is no
+        state: the rows go to where the stream is read, and each row is looked up there, whatever its time.
 
         Raises:
             ConfigError: a column is not there, or two that are compared differ in type; ``on`` lacks a part
@@ -236,6 +239,9 @@ class EventCollection(Collection):
             suffix=suffix,
             name=name,
         )
+        if isinstance(node, OperatorNode) and isinstance(node.kernel, StaticRows):
+            step = static_lookup(kernel, node.kernel)
+            return replace(self._with_step(step, shape.columns), shape=shape)
         return self._below(OperatorNode((self.node, node), kernel), shape)
 
     def _right_input(self, right: object, what: str) -> RightInput:

@@ -13,6 +13,8 @@ from millstream.kernels.joins.asof_match import Direction
 from millstream.kernels.joins.join_input import JoinedColumns
 from millstream.kernels.joins.lookup import Lookup
 from millstream.kernels.late import LATE_COLUMNS
+from millstream.kernels.static_lookup import StaticLookup
+from millstream.kernels.tables.static_rows import StaticRows
 from millstream.pipeline.checks import require_free, span_us
 from millstream.pipeline.graph import GraphNode
 from millstream.pipeline.shape import StreamShape
@@ -168,6 +170,11 @@ def build_lookup(
         nulls_equal=nulls_equal and origin is None,  # else its key is never null
     )
     return kernel, node, replace(left, columns=columns.types, late_columns=None)
+
+
+def static_lookup(kernel: Lookup, table: StaticRows) -> StaticLookup:
+    """Return the step that does without state what a look-up does with a table of given rows."""
+    return StaticLookup(kernel.name, kernel.how, kernel.columns, kernel.nulls_equal, table)
 
 
 def _check_events(shape: StreamShape, what: str) -> None:

@@ -20,7 +20,6 @@ import polars as pl
 from millstream.errors import ConfigError
 from millstream.kernels.definition import canonical_text, field_to_text, to_text, without_code
 from millstream.kernels.plan import JobPlan
-from millstream.kernels.tables.static_rows import StaticRows
 from millstream.views.runs.control_files import ResetTarget, reset_command
 
 STATE_FORMAT = 5
@@ -72,7 +71,7 @@ class StoredProgram:
             program.frames,
             dict(partitioning),
             versions,
-            _rows_given(plan),
+            dict(program.given),
         )
 
     def to_json(self) -> str:
@@ -90,11 +89,6 @@ class StoredProgram:
         if values["format"] != STATE_FORMAT:
             return cls(0, {}, {}, [], 0, format=values["format"])
         return cls(**values)
-
-
-def _rows_given(plan: JobPlan) -> dict[str, str]:
-    operators = (operator.kernel for stage in plan.stages for operator in stage.operators)
-    return {kernel.name: kernel.digest for kernel in operators if isinstance(kernel, StaticRows)}
 
 
 def check_same_program(
