@@ -273,7 +273,7 @@ class Program:
 
     ``steps`` has the stateful steps by the keys of their state, ``outputs`` the outputs by name.
     ``topics`` are those that are read, ``frames`` the number of DataFrames that are. ``given`` has a digest of the
-    rows of each static table.
+    rows of each static table, by its name.
     """
 
     steps: Mapping[str, StepDefinition] = field(default_factory=dict)

@@ -10,7 +10,7 @@ Left out, because they move no event into or out of a state: how long the job wa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +24,8 @@ from millstream.kernels.definition import (
     describe_step,
     without_code,
 )
-from millstream.kernels.joins.static_lookup import StaticLookup
 from millstream.kernels.plan import Program, StepDefinition
+from millstream.kernels.static_lookup import StaticLookup
 from millstream.kernels.steps import Drop
 from millstream.kernels.tables.static_rows import StaticRows
 from millstream.pipeline.graph import (
@@ -75,7 +75,7 @@ class Definitions:
             outputs={output.name: self._output(output) for output in outputs},
             topics=tuple(sorted(topics)),
             frames=sum(isinstance(node, DataFrameNode) for node in self.nodes),
-            given=dict(_rows_given(self.nodes)),
+            given={table.name: table.digest for table in map(_static_table, self.nodes) if table},
         )
 
     def clock_key(self, node: SourceNode | DataFrameNode | OperatorNode) -> str:
@@ -119,13 +119,13 @@ class Definitions:
         return {**path, "steps": [*path["steps"], *steps]}
 
 
-def _rows_given(nodes: Sequence[GraphNode | Output]) -> Iterator[tuple[str, str]]:
-    """Return the name of each static table that is used, and which rows it has."""
-    for node in nodes:
-        if isinstance(node, OperatorNode) and isinstance(node.kernel, StaticRows):
-            yield node.kernel.name, node.kernel.digest
-        elif isinstance(node, StepNode) and isinstance(node.step, StaticLookup):
-            yield node.step.table, node.step.digest
+def _static_table(node: GraphNode | Output) -> StaticRows | None:
+    """Return the static table that a node is, or looks rows up in."""
+    if isinstance(node, StepNode) and isinstance(node.step, StaticLookup):
+        return node.step.table
+    if isinstance(node, OperatorNode) and isinstance(node.kernel, StaticRows):
+        return node.kernel
+    return None
 
 
 def _digests(definition: Description) -> str:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from millstream.durations import Duration
 from millstream.errors import ConfigError
 from millstream.kernels.enrichment.calls import LookupFunction
 from millstream.kernels.enrichment.operator import LookupErrorPolicy
-from millstream.kernels.errors.user_code import UserCode
 from millstream.kernels.joins.asof_join import AsofKind, LateVersions
 from millstream.kernels.joins.asof_match import Direction
 from millstream.kernels.joins.interval_join import IntervalJoinKind, UnmatchedEmit
 from millstream.kernels.operator import Operator
-from millstream.pipeline.checks import declared_at
+from millstream.kernels.tables.static_rows import StaticRows
 from millstream.pipeline.collection import Collection
 from millstream.pipeline.enrichment import Lookup, build_enrichment
 from millstream.pipeline.expressions import Column
-from millstream.pipeline.graph import OperatorNode, StepNode
+from millstream.pipeline.graph import (
+    OperatorNode,
+)
 from millstream.pipeline.interval_joins import Within, build_interval_join
 from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.stateless import (
@@ -216,8 +217,8 @@ class EventCollection(Collection):
             on: As for :meth:`join_asof`; of a derived table there may be more than the key.
             how: As for :meth:`join_asof`, as are ``nulls_equal``, ``suffix`` and ``name``.
 
-        The state holds the rows of the table. Of a static table as it was given there is no state: the rows travel
-        with the program, and each row finds those of its run.
+        The state holds the rows of the table. Of a :meth:`static table <millstream.App.static_table>` itself there is no
+        state: the rows go to where the stream is read, and each row is looked up there, whatever its time.
 
         Raises:
             ConfigError: a column is not there, or two that are compared differ in type; ``on`` lacks a part
@@ -238,9 +239,9 @@ class EventCollection(Collection):
             suffix=suffix,
             name=name,
         )
-        if (step := static_lookup(kernel, node)) is not None:
-            code = UserCode(step.name, declared_at())
-            return self._below(StepNode(self.node, step, tuple(shape.columns.items()), code), shape)
+        if isinstance(node, OperatorNode) and isinstance(node.kernel, StaticRows):
+            step = static_lookup(kernel, node.kernel)
+            return replace(self._with_step(step, shape.columns), shape=shape)
         return self._below(OperatorNode((self.node, node), kernel), shape)
 
     def _right_input(self, right: object, what: str) -> RightInput:

@@ -12,11 +12,11 @@ from millstream.kernels.joins.asof_join import AsofJoin, AsofKind, LateVersions
 from millstream.kernels.joins.asof_match import Direction
 from millstream.kernels.joins.join_input import JoinedColumns
 from millstream.kernels.joins.lookup import Lookup
-from millstream.kernels.joins.static_lookup import StaticLookup
 from millstream.kernels.late import LATE_COLUMNS
+from millstream.kernels.static_lookup import StaticLookup
 from millstream.kernels.tables.static_rows import StaticRows
 from millstream.pipeline.checks import require_free, span_us
-from millstream.pipeline.graph import GraphNode, OperatorNode
+from millstream.pipeline.graph import GraphNode
 from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.table_joins import On, join_keys, joined_columns
 from millstream.pipeline.versions import TableOrigin
@@ -172,12 +172,9 @@ def build_lookup(
     return kernel, node, replace(left, columns=columns.types, late_columns=None)
 
 
-def static_lookup(kernel: Lookup, node: GraphNode) -> StaticLookup | None:
-    """Return the look-up as a step, if the table's rows are those that the program gives; else None."""
-    if not isinstance(node, OperatorNode) or not isinstance(node.kernel, StaticRows):
-        return None
-    rows, table = node.kernel.rows, node.kernel.name
-    return StaticLookup(kernel.name, kernel.how, kernel.columns, rows, table, kernel.nulls_equal)
+def static_lookup(kernel: Lookup, table: StaticRows) -> StaticLookup:
+    """Return the step that does without state what a look-up does with a table of given rows."""
+    return StaticLookup(kernel.name, kernel.how, kernel.columns, kernel.nulls_equal, table)
 
 
 def _check_events(shape: StreamShape, what: str) -> None:

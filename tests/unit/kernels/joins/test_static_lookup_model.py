@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from millstream import testing
-from millstream.kernels.joins.static_lookup import StaticLookup
+from millstream.kernels.static_lookup import StaticLookup
 from millstream.pipeline.graph import StepNode
 
 _FLOATS = st.sampled_from([0.0, -0.0, 1.5, math.nan, math.inf])
