@@ -231,9 +231,11 @@ class _Unit:
             **times("ts", self.time_ms),
             "snapshot": "true" if self.unit.kind == "snapshot" else "false",
             "db": change.database,
+            **({"schema": change.database} if "db" in self.unit.details else {}),
             "table": change.table,
             "position": self.unit.position,
             "seq": self.total,
+            **self.unit.details,
         }
 
     # ── definitions ─────────────────────────────────────────────────────────────────────────

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from millstream.capture.units import CaptureUnit, Progress, UnitContent, UnitKind
 
@@ -39,6 +39,7 @@ class _Piece:
     timestamp_ms: int
     contents: list[UnitContent]
     progress: Progress | None
+    details: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -87,9 +88,14 @@ class GroupReader:
         for content in unit.contents:
             contents.append(content)
             if len(contents) == PIECE_CONTENTS:
-                self._put(_Piece(unit.kind, unit.position, unit.timestamp_ms, contents, None))
+                self._put(self._piece(unit, contents, None))
                 contents = []
-        self._put(_Piece(unit.kind, unit.position, unit.timestamp_ms, contents, unit.progress))
+        self._put(self._piece(unit, contents, unit.progress))
+
+    def _piece(
+        self, unit: CaptureUnit, contents: list[UnitContent], progress: Progress | None
+    ) -> _Piece:
+        return _Piece(unit.kind, unit.position, unit.timestamp_ms, contents, progress, unit.details)
 
     def _put(self, piece: _Piece | BaseException) -> None:
         while not self._closed.is_set():
@@ -124,7 +130,12 @@ class GroupReader:
             if isinstance(piece, BaseException):
                 raise piece
             unit = CaptureUnit(
-                piece.kind, piece.position, piece.timestamp_ms, iter(()), piece.progress or {}
+                piece.kind,
+                piece.position,
+                piece.timestamp_ms,
+                iter(()),
+                piece.progress or {},
+                piece.details,
             )
             read = _Contents(self, piece, unit)
             unit.contents = iter(read)

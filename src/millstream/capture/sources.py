@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from millstream.capture.group_reader import CaptureSource
 from millstream.capture.mysql.address import MARIADB_SCHEMES, mariadb_address
 from millstream.errors import ConfigError
+from millstream.views.address import PostgresAddress, postgres_address
 
 PASSWORD_VARIABLE = "MILLSTREAM_CAPTURE_PASSWORD"  # noqa: S105 - its name
 POSTGRES_SCHEMES = ("postgresql", "postgres")
@@ -77,10 +78,18 @@ def _postgres(
             "%40 %3A %2F."
         )
     name = _checked_name(database if name is None else name)
-    session = _driven("millstream.capture.postgres.session", "PostgreSQL", "psycopg", "postgres")
+    address = postgres_address(url)
+    if not parts.password and password is not None:
+        address = with_password(address, password)
     found = _driven("millstream.capture.postgres.source", "PostgreSQL", "psycopg", "postgres")
-    address = session.PostgresAddress(url, None if parts.password else password)
     return FoundSource(found.PostgresSource(address, tables, name=name), name, "postgresql")
+
+
+def with_password(address: PostgresAddress, password: str) -> PostgresAddress:
+    """Return an address with a password, which no text of it shows."""
+    head, separator, rest = address.url.partition("?")
+    url = f"{head}?{rest}{'&' if separator else ''}password={quote(password, safe='')}"
+    return replace(address, url=url, secrets=(password, quote(password, safe=""), *address.secrets))
 
 
 def _sqlite(

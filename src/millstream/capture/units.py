@@ -60,3 +60,5 @@ class CaptureUnit:
     timestamp_ms: int
     contents: Iterator[UnitContent]
     progress: Progress = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+    """What more its changes have in ``source``. With ``db``, the ``database`` of a change is a schema of that."""

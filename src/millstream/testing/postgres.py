@@ -7,6 +7,7 @@ root it is run as the user ``postgres``, which the package makes (or ``nobody``)
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -38,7 +39,8 @@ class PostgresServer:
     """A server of its own; use it in ``with``.
 
     ``url()`` gives the address of a database; each name is made when it is first asked for. Settings
-    that are for durability are off, but the server is otherwise as it comes.
+    that are for durability are off, but the server is otherwise as it comes, and as ``settings`` say. ``kill``
+    ends it as a crash does, ``start`` starts it again with what it had.
 
     Raises:
         EnvironmentProblem: PostgreSQL is not installed, or does not start; the message has its output.
@@ -47,7 +49,7 @@ class PostgresServer:
     user = "tester"
     password = _PASSWORD
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: str) -> None:
         found = programs()
         if found is None:
             raise EnvironmentProblem(
@@ -60,9 +62,10 @@ class PostgresServer:
         self._made: set[str] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
+        self._settings = settings
         try:
             self._initialise()
-            self._start()
+            self.start()
         except BaseException:
             self.close()
             raise
@@ -104,15 +107,29 @@ class PostgresServer:
         if done.returncode:
             raise EnvironmentProblem(f"initdb failed: {done.stderr.decode(errors='replace')}")
 
-    def _start(self) -> None:
+    def kill(self) -> None:
+        """End the server as a crash does: its processes at once, and nothing is written any more."""
+        assert self._process is not None
+        parent = self._process.pid
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        for pid in (parent, *map(int, children)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+        with contextlib.suppress(FileNotFoundError):
+            (self.folder / "data" / "postmaster.pid").unlink()
+
+    def start(self) -> None:
+        """Start the server, on the port that it had before if it ran already."""
         settings = {
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": "",
             "fsync": "off",
             "max_connections": "50",
+            **self._settings,
         }
         for _ in range(3):  # another program may take the port between the look and the start
-            (self.port,) = free_ports(1)
+            self.port = self.port or free_ports(1)[0]
             options = [f"-c{name}={value}" for name, value in settings.items()]
             with (self.folder / "server.log").open("wb") as log:
                 self._process = subprocess.Popen(  # noqa: S603 - the system's own program
@@ -129,6 +146,7 @@ class PostgresServer:
                 )
             if self._is_listening(self._process):
                 return
+            self.port = 0
         output = (self.folder / "server.log").read_text(errors="replace")
         raise EnvironmentProblem(f"The PostgreSQL server did not start: {output[-2000:]}")
 

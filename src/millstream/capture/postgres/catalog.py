@@ -1,0 +1,248 @@
+"""What a server's catalogue says: its tables and types, and what has to be so before they can be captured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from psycopg.sql import Identifier
+
+from millstream.capture.postgres.stream import Session
+from millstream.capture.postgres.values import PgTypes
+from millstream.capture.table_patterns import TablePatterns
+from millstream.errors import ConfigError
+
+OF_THE_SERVER = frozenset(("pg_catalog", "information_schema", "pg_toast"))
+_OLDEST = 130_000
+
+
+@dataclass(frozen=True, slots=True)
+class PgTable:
+    """A table, with the columns of its key: of its primary key, else of the index that is its replica identity."""
+
+    oid: int
+    schema: str
+    table: str
+    identity: str
+    key: tuple[str, ...]
+    logged: bool
+    readable: bool
+    ours: bool
+    primary_key: bool
+
+    @property
+    def quoted(self) -> str:
+        return Identifier(self.schema, self.table).as_string(None)
+
+
+def find_tables(session: Session, wanted: TablePatterns) -> list[PgTable]:
+    """Return the tables that are captured. A partitioned table is one; its partitions are none."""
+    rows = session.execute(
+        """
+        SELECT c.oid::int8, n.nspname, c.relname, c.relreplident::text,
+               coalesce((SELECT array_agg(a.attname::text ORDER BY k.place)
+                         FROM unnest(i.indkey) WITH ORDINALITY AS k(number, place)
+                         JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.number
+                         WHERE k.place <= i.indnkeyatts), '{}'),
+               c.relpersistence = 'p', has_table_privilege(c.oid, 'SELECT'), pg_has_role(c.relowner, 'USAGE'),
+               coalesce(i.indisprimary, false)
+        FROM pg_class c
+        JOIN pg_namespace n ON n.oid = c.relnamespace
+        LEFT JOIN LATERAL (
+            SELECT * FROM pg_index WHERE indrelid = c.oid AND (indisprimary OR indisreplident)
+            ORDER BY (c.relreplident = 'i' AND indisreplident) DESC, indisprimary DESC LIMIT 1) i ON true
+        WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence <> 't'
+        ORDER BY n.nspname, c.relname
+        """
+    ).fetchall()
+    found = [
+        PgTable(oid, schema, table, identity, tuple(key), logged, readable, ours, primary)
+        for oid, schema, table, identity, key, logged, readable, ours, primary in rows
+    ]
+    return [one for one in found if wanted(one.schema, one.table)]
+
+
+def read_types(session: Session) -> PgTypes:
+    """Return what domains and arrays are made of, and the names of types."""
+    rows = session.execute(
+        "SELECT oid::int8, typtype::text, typbasetype::int8, typelem::int8, typcategory::text, typname::text "
+        "FROM pg_type"
+    ).fetchall()
+    return PgTypes(
+        {oid: base for oid, kind, base, *_ in rows if kind == "d"},
+        {oid: element for oid, _, _, element, category, _ in rows if category == "A" and element},
+        {oid: name for oid, *_, name in rows},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PgFault:
+    """Something that would lose changes, make them wrong, or fail later, and the statement that mends it."""
+
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.what}. Mend it: {self.remedy}"
+
+
+def refuse_faults(faults: list[PgFault], server: str) -> None:
+    """Raise one error that names all faults, if there are any.
+
+    Raises:
+        ConfigError: there are.
+    """
+    if faults:
+        listed = "\n".join(f"  {number}. {fault}" for number, fault in enumerate(faults, 1))
+        raise ConfigError(f"{server} cannot be captured as it is:\n{listed}")
+
+
+def server_faults(session: Session, *, slot_needed: bool) -> Iterator[PgFault]:
+    """Yield what is wrong with the server's settings or the role's privileges."""
+    if session.info.server_version < _OLDEST:
+        version = session.info.parameter_status("server_version")
+        yield PgFault(f"the server is PostgreSQL {version}", "upgrade it to 13 or later")
+        return
+    if session.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
+        yield PgFault(
+            "the server is a standby, where no slot survives a promotion", "capture its primary"
+        )
+    settings: dict[str, str] = dict(
+        session.execute(
+            "SELECT name, setting FROM pg_settings "
+            "WHERE name IN ('wal_level', 'max_replication_slots', 'max_wal_senders', 'server_encoding')"
+        ).fetchall()
+    )
+    if settings["wal_level"] != "logical":
+        yield PgFault(
+            f"wal_level is {settings['wal_level']}: rows cannot be read from the WAL",
+            "ALTER SYSTEM SET wal_level = 'logical'; and restart the server",
+        )
+    if settings["server_encoding"] == "SQL_ASCII":
+        yield PgFault(
+            "the database's encoding is SQL_ASCII: its texts are bytes of no known meaning",
+            "copy it into a database of encoding UTF8",
+        )
+    ours = session.execute(
+        "SELECT rolreplication OR rolsuper, quote_ident(rolname) FROM pg_roles WHERE rolname = current_user"
+    ).fetchone()
+    if ours is not None and not ours[0]:
+        yield PgFault("the role may not replicate", f"ALTER ROLE {ours[1]} REPLICATION;")
+    yield from _room_faults(session, settings, slots=1 + slot_needed)
+
+
+def _room_faults(session: Session, settings: dict[str, str], slots: int) -> Iterator[PgFault]:
+    used = session.execute(
+        "SELECT (SELECT count(*) FROM pg_replication_slots), (SELECT count(*) FROM pg_stat_replication)"
+    ).fetchone()
+    assert used is not None
+    for name, count, wanted in (
+        ("max_replication_slots", used[0], slots),
+        ("max_wal_senders", used[1], 2),
+    ):
+        if int(settings[name]) - count < wanted:
+            yield PgFault(
+                f"{name} is {settings[name]}, of which {count} are used, and {wanted} more are needed",
+                f"ALTER SYSTEM SET {name} = {count + wanted + 2}; and restart the server",
+            )
+
+
+def table_faults(session: Session, tables: list[PgTable]) -> Iterator[PgFault]:
+    """Yield what is wrong with tables."""
+    role = session.execute("SELECT quote_ident(current_user)").fetchone()
+    assert role is not None
+    for one in tables:
+        if not one.readable:
+            yield PgFault(
+                f"{one.quoted} may not be read", f"GRANT SELECT ON {one.quoted} TO {role[0]};"
+            )
+        if not one.logged:
+            yield PgFault(
+                f"{one.quoted} is unlogged: its changes are not in the WAL",
+                f"ALTER TABLE {one.quoted} SET LOGGED; or leave it out",
+            )
+        elif one.identity == "n" or (one.identity == "d" and not one.primary_key):
+            yield PgFault(
+                f"{one.quoted} has no replica identity: once it is published, the application's UPDATE and DELETE fail",
+                f"ALTER TABLE {one.quoted} ADD PRIMARY KEY (…); or ALTER TABLE {one.quoted} REPLICA IDENTITY FULL;",
+            )
+
+
+def publication_faults(session: Session, name: str, tables: list[PgTable]) -> Iterator[PgFault]:
+    """Yield what is wrong with the publication, or what stands in the way of making it."""
+    quoted = Identifier(name).as_string(None)
+    found = session.execute(
+        "SELECT puballtables, pubinsert AND pubupdate AND pubdelete AND pubtruncate, pubviaroot, "
+        "pg_has_role(pubowner, 'USAGE') FROM pg_publication WHERE pubname = %s",
+        (name,),
+    ).fetchone()
+    missing = missing_tables(session, name, tables)
+    ours = all(one.ours for one in missing)
+    listed = ", ".join(one.quoted for one in missing)
+    if found is None:
+        may = session.execute("SELECT has_database_privilege(current_database(), 'CREATE')")
+        if not (ours and may.fetchone() == (True,)):
+            yield PgFault(
+                f"there is no publication {quoted}, and the role may not make one of these tables",
+                publication_statement(name, missing),
+            )
+        return
+    if not found[1] or not found[2]:
+        yield PgFault(
+            f"the publication {quoted} leaves out some changes, or names partitions instead of their tables",
+            f"ALTER PUBLICATION {quoted} SET (publish = 'insert, update, delete, truncate', "
+            "publish_via_partition_root = true);",
+        )
+    if missing and not (ours and found[3]):
+        yield PgFault(
+            f"the publication {quoted} lacks tables, and the role may not add them",
+            f"ALTER PUBLICATION {quoted} ADD TABLE {listed};",
+        )
+    yield from _filter_faults(session, name, quoted)
+
+
+def _filter_faults(session: Session, name: str, quoted: str) -> Iterator[PgFault]:
+    if session.info.server_version < 150_000:
+        return  # there are no filters before 15
+    rows = session.execute(
+        "SELECT prrelid::regclass::text FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid "
+        "WHERE pubname = %s AND (prqual IS NOT NULL OR prattrs IS NOT NULL)",
+        (name,),
+    )
+    for (table,) in rows:
+        yield PgFault(
+            f"the publication {quoted} leaves out rows or columns of {table}",
+            f"ALTER PUBLICATION {quoted} DROP TABLE {table}; ALTER PUBLICATION {quoted} ADD TABLE {table};",
+        )
+
+
+def missing_tables(session: Session, name: str, tables: list[PgTable]) -> list[PgTable]:
+    """Return the tables that a publication lacks."""
+    rows = session.execute(
+        "SELECT relid::int8 FROM pg_publication p, LATERAL (SELECT prrelid AS relid FROM pg_publication_rel "
+        "WHERE prpubid = p.oid UNION SELECT c.oid FROM pg_class c WHERE p.puballtables) r WHERE p.pubname = %s",
+        (name,),
+    )
+    there = {oid for (oid,) in rows}
+    return [one for one in tables if one.oid not in there]
+
+
+def publication_statement(name: str, tables: list[PgTable]) -> str:
+    """Return the statement that makes a publication of tables."""
+    listed = ", ".join(one.quoted for one in tables)
+    return (
+        f"CREATE PUBLICATION {Identifier(name).as_string(None)} FOR TABLE {listed} "
+        "WITH (publish_via_partition_root = true);"
+    )
+
+
+def publish(session: Session, name: str, tables: list[PgTable]) -> None:
+    """Make the publication, or add tables to it."""
+    missing = missing_tables(session, name, tables)
+    there = session.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", (name,)).fetchone()
+    if there is None:
+        session.execute(publication_statement(name, missing).encode())
+    elif missing:
+        listed = ", ".join(one.quoted for one in missing)
+        quoted = Identifier(name).as_string(None)
+        session.execute(f"ALTER PUBLICATION {quoted} ADD TABLE {listed}".encode())

@@ -1,0 +1,130 @@
+"""Snapshots tied to places in the WAL.
+
+A temporary slot begins at a place P and exports a snapshot that holds exactly the transactions that committed before
+P. It is dropped at once: it keeps no WAL. Rows read in that snapshot belong after the transactions before P, and
+before those after it, so nothing has to be compared or dropped.
+
+Source: PostgreSQL 15, "Streaming Replication Protocol", CREATE_REPLICATION_SLOT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+from psycopg import errors
+from psycopg.sql import SQL, Identifier, Literal
+
+from millstream.capture.postgres.catalog import PgTable
+from millstream.capture.postgres.messages import PgColumn
+from millstream.capture.postgres.stream import (
+    Session,
+    create_slot,
+    open_session,
+    translated,
+)
+from millstream.capture.postgres.values import parse_copy_line
+from millstream.errors import RetriableError
+from millstream.views.address import PostgresAddress
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTable:
+    """A table as a snapshot reads it."""
+
+    table: PgTable
+    columns: tuple[PgColumn, ...]
+
+
+@dataclass
+class PgSnapshot:
+    """A snapshot at ``lsn``; use it in ``with``. Tables that are read stay locked in ACCESS SHARE until it ends.
+
+    Raises:
+        RetriableError: transactions that write do not end; the message names the oldest.
+    """
+
+    address: PostgresAddress
+    slot: str
+    lsn: int = 0
+
+    def __enter__(self) -> Self:
+        self._session = open_session(self.address)
+        try:
+            with translated(self.address):
+                self._import()
+        except BaseException:
+            self._session.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._session.close()
+
+    def _import(self) -> None:
+        with open_session(self.address, replication=True) as maker:
+            try:
+                self.lsn, name = create_slot(maker, self.slot, temporary=True)
+            except errors.QueryCanceled:
+                raise RetriableError(waiting(self._session, self.address)) from None
+            self._session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            self._session.execute(SQL("SET TRANSACTION SNAPSHOT {}").format(Literal(name)))
+
+    def lock(self, table: PgTable) -> ReadTable | None:
+        """Return a table with its columns; None if it is gone, or was rewritten since the snapshot.
+
+        A rewritten table shows no rows to an older snapshot: PostgreSQL's documentation, "Caveats" of MVCC.
+        """
+        try:
+            with self._session.transaction():
+                self._session.execute(
+                    SQL("SELECT 1 FROM {} LIMIT 0").format(Identifier(table.schema, table.table))
+                )
+        except errors.UndefinedTable:
+            return None
+        same = self._session.execute(
+            "SELECT 1 FROM pg_class WHERE oid = %s AND oid = to_regclass(%s) AND relname = %s "
+            "AND (relkind = 'p' OR relfilenode = pg_relation_filenode(oid))",
+            (table.oid, table.quoted, table.table),
+        ).fetchone()
+        if same is None:
+            return None
+        rows = self._session.execute(
+            "SELECT attname::text, atttypid::int8, atttypmod, false FROM pg_attribute "
+            "WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attnum",
+            (table.oid,),
+        ).fetchall()
+        return ReadTable(table, tuple(PgColumn(*row) for row in rows))
+
+    def rows(self, read: ReadTable, after: list[str] | None) -> Iterator[list[str | None]]:
+        """Yield the rows of a table, in the order of its key if it has one, from behind a key on."""
+        with self._session.cursor().copy(_statement(read, after)) as copy:
+            for line in copy:
+                yield parse_copy_line(bytes(line))
+
+
+def _statement(read: ReadTable, after: list[str] | None) -> Any:
+    columns = SQL(", ").join(Identifier(column.name) for column in read.columns)
+    name = Identifier(read.table.schema, read.table.table)
+    key = SQL(", ").join(Identifier(column) for column in read.table.key)
+    query = SQL("SELECT {} FROM {}").format(columns, name)
+    if after is not None:
+        values = SQL(", ").join(Literal(value) for value in after)
+        query += SQL(" WHERE ({}) > ({})").format(key, values)
+    if read.table.key:
+        query += SQL(" ORDER BY {}").format(key)
+    return SQL("COPY ({}) TO STDOUT").format(query)
+
+
+def waiting(session: Session, address: PostgresAddress) -> str:
+    """Say whom the creation of a slot waits for."""
+    rows = session.execute(
+        "SELECT pid, extract(epoch FROM now() - xact_start)::int FROM pg_stat_activity "
+        "WHERE backend_xid IS NOT NULL ORDER BY xact_start LIMIT 3"
+    ).fetchall()
+    listed = ", ".join(f"{pid} (open for {age} s)" for pid, age in rows) or "none any more"
+    return (
+        f"a snapshot of {address.shown} waits for transactions that write, of the server's processes {listed}. "
+        "Let them end, or end them: SELECT pg_terminate_backend(pid). It is tried again."
+    )

@@ -1,0 +1,428 @@
+"""PostgreSQL as a source: units of snapshots and of the WAL, in one order.
+
+Rows of a snapshot at a place P are given after all transactions before P and before those after it; see
+``snapshot.py``. Which tables are read, and why again, is in ``tracker.py``; what may be wrong with the slot in
+``slot.py``.
+
+=====================================  ==================================================================
+stopped after                          the next run
+=====================================  ==================================================================
+a unit was stored, with its progress   goes on after it
+a unit was given, and not stored       reads the WAL from the place before it; a chunk again, newer
+a transaction was given in part        reads it from its beginning
+=====================================  ==================================================================
+
+A transaction is identified by the place of its commit record (``final_lsn``): a message's place is not unique.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from psycopg.conninfo import conninfo_to_dict
+
+from millstream.capture.postgres.catalog import (
+    OF_THE_SERVER,
+    PgFault,
+    PgTable,
+    find_tables,
+    publication_faults,
+    publish,
+    read_types,
+    refuse_faults,
+    server_faults,
+    table_faults,
+)
+from millstream.capture.postgres.messages import (
+    PgBegin,
+    PgChange,
+    PgCommit,
+    PgMessage,
+    PgRelation,
+    PgTruncate,
+    decode_message,
+    lsn_text,
+    parse_lsn,
+)
+from millstream.capture.postgres.slot import check_slot, identify, make_slot
+from millstream.capture.postgres.snapshot import PgSnapshot, ReadTable, waiting
+from millstream.capture.postgres.stream import (
+    Session,
+    WalMessage,
+    WalStream,
+    open_session,
+    translated,
+)
+from millstream.capture.postgres.tracker import PgTableTracker
+from millstream.capture.postgres.values import PgTypes
+from millstream.capture.table_patterns import TablePatterns
+from millstream.capture.units import CaptureUnit, Progress, TableChange, UnitContent
+from millstream.errors import ConfigError, RetriableError
+from millstream.views.address import PostgresAddress
+
+CHUNK_ROWS = 10_000
+HEARTBEAT_S = 10.0
+_LOOK_S = 30.0  # how often it is looked whether tables were created or dropped
+_IDLE_S = 0.05
+_STORED_S = 120.0
+_NAME_MAX = 36  # of the 63 bytes that a slot's name may have
+
+
+class PostgresSource:
+    """Reads a PostgreSQL database's tables and their changes.
+
+    Args:
+        tables: Patterns: ``schema.table``, or ``table`` in the schema public, with ``*`` and ``?``.
+        name: Of the capture: the publication is ``millstream_<name>``, and the slot begins with that.
+        chunk_rows: How many rows of a snapshot are given, and held in memory, at a time.
+        heartbeat_s: After how many seconds without a change progress is given alone.
+        new_suffix: Returns letters and digits that make a slot's name unlike any other.
+
+    Guarantees: :meth:`units` is for one thread, the rest for any. The server keeps its WAL until it is acknowledged.
+    """
+
+    def __init__(
+        self,
+        address: PostgresAddress,
+        tables: Sequence[str],
+        *,
+        name: str,
+        chunk_rows: int = CHUNK_ROWS,
+        heartbeat_s: float = HEARTBEAT_S,
+        new_suffix: Callable[[], str] = lambda: secrets.token_hex(4),
+    ) -> None:
+        if chunk_rows < 1:
+            raise ConfigError(f"chunk_rows is {chunk_rows}. Give 1 or more.")
+        self.address = address
+        self.wanted = TablePatterns(tables, "public", OF_THE_SERVER)
+        self.name = "millstream_" + re.sub("[^a-z0-9]", "_", name.lower())[:_NAME_MAX]
+        self.chunk_rows = chunk_rows
+        self.heartbeat_s = heartbeat_s
+        self.new_suffix = new_suffix
+        self.database = str(conninfo_to_dict(address.url).get("dbname") or "")
+        self._run: _Run | None = None
+
+    def check(self) -> None:
+        """Return if the database can be captured.
+
+        Raises:
+            ConfigError: it cannot; the message has each reason, and the statement that mends it.
+            RetriableError: it does not respond.
+        """
+        with open_session(self.address) as session, translated(self.address):
+            self.checked_tables(session, slot_needed=True)
+
+    def checked_tables(self, session: Session, *, slot_needed: bool) -> list[PgTable]:
+        """Return the tables that are captured.
+
+        Raises:
+            ConfigError: as :meth:`check`.
+        """
+        faults: list[PgFault] = list(server_faults(session, slot_needed=slot_needed))
+        refuse_faults(faults, self.address.shown)
+        tables = find_tables(session, self.wanted)
+        if not tables:
+            raise ConfigError(
+                f"no table of {self.address.shown} is among those to be captured, {self.wanted}. Name tables "
+                "that are there: table or schema.table, with * and ?."
+            )
+        faults = [
+            *table_faults(session, tables),
+            *publication_faults(session, self.name, tables),
+        ]
+        refuse_faults(faults, self.address.shown)
+        return tables
+
+    def units(self, progress: Progress | None) -> Iterator[CaptureUnit]:
+        """Yield units from ``progress`` on, without end.
+
+        Raises:
+            ConfigError: the database cannot be captured.
+            ConflictError: the server no longer has what follows the progress.
+            RetriableError: the server does not respond.
+        """
+        run = self._run = _Run(self)
+        with open_session(self.address) as session, translated(self.address):
+            run.session = session
+            yield from run.units(progress)
+
+    def acknowledge(self, progress: Progress) -> None:
+        """Take note that everything up to ``progress`` is durable: the server may forget it."""
+        if self._run is not None:
+            self._run.stored(progress)
+
+    def close(self) -> None:
+        """Make :meth:`units` end soon."""
+        if self._run is not None:
+            self._run.closed.set()
+
+
+@dataclass
+class _Run:
+    """One run of the source."""
+
+    source: PostgresSource
+    closed: threading.Event = field(default_factory=threading.Event)
+    _buffer: deque[WalMessage] = field(default_factory=deque)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _stored: Progress | None = None
+    _stream: WalStream | None = None
+    _told_s: float = float("-inf")
+    _looked_s: float = field(default_factory=time.monotonic)
+    _asked: bool = False
+    session: Session = field(init=False)
+    _tracker: PgTableTracker = field(init=False)
+    _identity: Progress = field(init=False)
+    _lsn: int = field(init=False)
+    _target: int = field(init=False)
+
+    def stored(self, progress: Progress) -> None:
+        with self._changed:
+            self._stored = progress
+            self._changed.notify_all()
+        if self._stream is not None:
+            self._stream.acknowledge(progress["lsn"])
+
+    def units(self, progress: Progress | None) -> Iterator[CaptureUnit]:
+        source = self.source
+        tables = source.checked_tables(
+            self.session, slot_needed=progress is None or not progress["made"]
+        )
+        if progress is None:
+            progress = self._named()
+            yield self._note(progress)
+            self._wait_stored(progress)
+        if not progress["made"]:
+            publish(self.session, source.name, tables)
+            progress = {**progress, "made": True, "lsn": self._made(progress["slot"])}
+        check_slot(self.session, source.address, progress, source.name)
+        self._lsn = progress["lsn"]
+        self._identity = {key: progress[key] for key in ("system", "timeline", "slot", "made")}
+        self._tracker = PgTableTracker(progress["tables"], self._look)
+        now = self.session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+        assert now is not None
+        self._target = parse_lsn(now[0])
+        with WalStream(source.address, progress["slot"], source.name, self._lsn) as self._stream:
+            yield from self._refreshed()
+            while not self.closed.is_set():
+                if self._tracker.pending():
+                    yield from self._snapshot()
+                else:
+                    yield from self._follow(None)
+
+    # ── the slot ────────────────────────────────────────────────────────────────────────────
+
+    def _named(self) -> Progress:
+        now = identify(self.source.address)
+        slot = f"{self.source.name}_{self.source.new_suffix()}"
+        return {
+            "system": now.system,
+            "timeline": now.timeline,
+            "slot": slot,
+            "made": False,
+            "lsn": 0,
+            "tables": {},
+        }
+
+    def _made(self, slot: str) -> int:
+        try:
+            return make_slot(self.session, self.source.address, slot)
+        except RetriableError:
+            raise
+        except Exception as error:
+            if getattr(error, "sqlstate", "") == "57014":  # cancelled
+                raise RetriableError(waiting(self.session, self.source.address)) from None
+            raise
+
+    def _note(self, progress: Progress, *contents: UnitContent) -> CaptureUnit:
+        position = f"{lsn_text(progress['lsn'])}+{self.source.new_suffix()}"
+        return CaptureUnit("snapshot", position, 0, iter(contents), progress, self._details())
+
+    def _wait_stored(self, progress: Progress) -> None:
+        def done() -> bool:
+            return self._stored == progress or self.closed.is_set()
+
+        with self._changed:
+            if not self._changed.wait_for(done, _STORED_S):
+                raise RetriableError(
+                    "the log did not take the name of the slot. It is tried again."
+                )
+
+    def _progress(self) -> Progress:
+        return {**self._identity, "lsn": self._lsn, "tables": self._tracker.entries}
+
+    def _details(self, **more: Any) -> dict[str, Any]:
+        return {"db": self.source.database, **more}
+
+    # ── tables ──────────────────────────────────────────────────────────────────────────────
+
+    def _look(self) -> tuple[list[PgTable], PgTypes]:
+        self._looked_s = time.monotonic()
+        tables = find_tables(self.session, self.source.wanted)
+        refuse_faults(list(table_faults(self.session, tables)), self.source.address.shown)
+        publish(self.session, self.source.name, tables)
+        return tables, read_types(self.session)
+
+    def _refreshed(self) -> Iterator[CaptureUnit]:
+        gone = list(self._tracker.refresh())
+        if gone:
+            yield self._note(self._progress(), *gone)
+
+    def _snapshot(self) -> Iterator[CaptureUnit]:
+        name = f"{self._identity['slot']}_{self.source.new_suffix()}"
+        with PgSnapshot(self.source.address, name) as snapshot:
+            yield from self._follow(snapshot.lsn)
+            if self.closed.is_set():
+                return
+            self._lsn = max(self._lsn, snapshot.lsn)
+            yield from self._refreshed()
+            for table in self._tracker.pending():
+                read = snapshot.lock(table)
+                if read is not None:
+                    yield from self._read(snapshot, read)
+
+    def _read(self, snapshot: PgSnapshot, read: ReadTable) -> Iterator[CaptureUnit]:
+        table, columns = read.table, read.columns
+        after = self._tracker.after(table, columns)
+        layout = self._tracker.layout(table, columns)
+        key = [[one.name for one in columns].index(name) for name in table.key]
+        first = list(self._tracker.begin(table, columns))
+        rows = snapshot.rows(read, after)
+        last: list[str] | None = None
+
+        def changes(limit: int | None) -> Iterator[TableChange]:
+            nonlocal last
+            row: list[str | None] | None = None
+            for row in islice(rows, limit):
+                yield TableChange(
+                    table.schema, table.table, "r", table.key, None, layout.row(list(row))
+                )
+            last = None if row is None else [row[place] or "" for place in key]
+
+        if not key:
+            yield self._whole(table, columns, first, changes(None))
+            return
+        while not self.closed.is_set():
+            chunk = list(changes(self.source.chunk_rows))
+            ended = len(chunk) < self.source.chunk_rows
+            self._tracker.read(table, columns, None if ended else last)
+            yield self._note(self._progress(), *first, *chunk)
+            first = []
+            if ended:
+                return
+
+    def _whole(
+        self,
+        table: PgTable,
+        columns: tuple[Any, ...],
+        first: list[UnitContent],
+        rows: Iterator[TableChange],
+    ) -> CaptureUnit:
+        """Return a table without a key as one unit: it cannot be read in parts."""
+        unit = self._note(self._progress())
+
+        def contents() -> Iterator[UnitContent]:
+            yield from first
+            yield from rows
+            self._tracker.read(table, columns, None)
+            unit.progress = self._progress()
+
+        unit.contents = contents()
+        return unit
+
+    # ── the stream ──────────────────────────────────────────────────────────────────────────
+
+    def _follow(self, until: int | None) -> Iterator[CaptureUnit]:
+        """Yield transactions up to a place; without one, until there are tables to be read."""
+        while not self.closed.is_set():
+            if until is None and self._tracker.pending():
+                return
+            if until is None and time.monotonic() - self._looked_s > _LOOK_S:
+                yield from self._refreshed()
+            if not self._buffer and not self._received(until):
+                continue
+            message = self._buffer[0]
+            if message.data is None:
+                self._buffer.popleft()
+                self._asked = False
+                if until is not None and message.wal_end >= until:
+                    return
+                if until is None:
+                    yield from self._heartbeat(message.wal_end)
+                continue
+            decoded = decode_message(message.data)
+            if isinstance(decoded, PgBegin) and until is not None and decoded.final_lsn >= until:
+                return
+            self._buffer.popleft()
+            if isinstance(decoded, PgBegin):
+                yield self._transaction(decoded)
+
+    def _received(self, until: int | None) -> bool:
+        """Receive messages; where there are none, ask the server how far it is, if that matters now."""
+        assert self._stream is not None
+        self._buffer.extend(self._stream.receive(_IDLE_S))
+        if not self._buffer and not self._asked:
+            due = time.monotonic() - self._told_s >= self.source.heartbeat_s
+            if until is not None or due:
+                self._stream.ask()
+                self._asked = True
+        return bool(self._buffer)
+
+    def _heartbeat(self, wal_end: int) -> Iterator[CaptureUnit]:
+        now = time.monotonic()
+        if wal_end < self._target or now - self._told_s < self.source.heartbeat_s:
+            return
+        self._told_s = now
+        self._lsn = max(self._lsn, wal_end)
+        yield CaptureUnit("progress", "", 0, iter(()), self._progress())
+
+    def _transaction(self, begin: PgBegin) -> CaptureUnit:
+        unit = CaptureUnit(
+            "transaction",
+            lsn_text(begin.final_lsn),
+            begin.timestamp_us // 1000,
+            iter(()),
+            {},
+            self._details(txId=begin.xid, lsn=begin.final_lsn),
+        )
+        unit.contents = self._contents(begin, unit)
+        return unit
+
+    def _contents(self, begin: PgBegin, unit: CaptureUnit) -> Iterator[UnitContent]:
+        known = begin.final_lsn < self._lsn  # it is in the log already
+        for message in self._messages():
+            if isinstance(message, PgCommit):
+                self._lsn = max(self._lsn, message.end_lsn)
+                unit.progress = self._progress()
+                return
+            if isinstance(message, PgRelation):
+                yield from self._tracker.relation(message)
+            elif known:
+                continue
+            elif isinstance(message, PgChange):
+                change = self._tracker.change(message)
+                if change is not None:
+                    yield change
+            elif isinstance(message, PgTruncate):
+                yield from self._tracker.truncations(message)
+
+    def _messages(self) -> Iterator[PgMessage]:
+        """Yield the messages of a transaction."""
+        while True:
+            while not self._buffer:
+                if self.closed.is_set():
+                    raise RetriableError("the capture was stopped in the middle of a transaction.")
+                assert self._stream is not None
+                self._buffer.extend(self._stream.receive(_IDLE_S))
+            data = self._buffer.popleft().data
+            message = None if data is None else decode_message(data)
+            if message is not None:
+                yield message

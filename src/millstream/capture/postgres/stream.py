@@ -1,0 +1,220 @@
+"""Connections to a server: sessions of SQL, and the stream of its WAL.
+
+Feedback, which tells the server what is durable here, comes from a thread of its own: a log that does not keep up
+makes no server give the connection up. The server may remove WAL up to what feedback says, and never before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+import psycopg
+from psycopg import pq
+
+from millstream.capture.postgres.messages import lsn_text, parse_lsn
+from millstream.errors import ConflictError, RetriableError
+from millstream.views.address import PostgresAddress
+
+_EPOCH_S = 946_684_800
+_FEEDBACK_S = 1.0
+_BATCH = 1000
+SLOT_WAIT_S = 30.0
+_CONNECT_S = 10
+_OPTIONS = (
+    "-c datestyle=ISO -c intervalstyle=iso_8601 -c timezone=UTC -c bytea_output=hex -c extra_float_digits=3 "
+    "-c client_encoding=UTF8 -c statement_timeout=0 -c idle_in_transaction_session_timeout=0"
+)
+Session = psycopg.Connection[tuple[Any, ...]]
+
+
+class WalMessage(NamedTuple):
+    """A message of the stream; ``data`` is None for a keepalive, which says how far the server has read."""
+
+    data: bytes | None
+    wal_end: int
+
+
+@contextlib.contextmanager
+def translated(address: PostgresAddress) -> Iterator[None]:
+    """Raise a server's errors as ours, without secrets."""
+    try:
+        yield
+    except (psycopg.errors.ObjectInUse, psycopg.OperationalError) as error:
+        raise RetriableError(
+            f"{address.shown} does not respond as it should: {address.redacted(str(error)).strip()}. It is tried again."
+        ) from None
+    except psycopg.errors.UndefinedObject as error:
+        raise ConflictError(
+            f"{address.shown}: {address.redacted(str(error)).strip()}, at the place that the capture goes on from; "
+            "changes of that time cannot be decoded. Capture under a new name (--name), which begins with a new snapshot."
+        ) from None
+    except psycopg.Error as error:
+        raise ConflictError(
+            f"{address.shown} refused a statement of the capture: {address.redacted(str(error)).strip()}. "
+            "Mend that, and run the capture again."
+        ) from None
+
+
+def open_session(address: PostgresAddress, *, replication: bool = False) -> Session:
+    """Return a session whose texts do not depend on the server's settings."""
+    more: dict[str, Any] = {"replication": "database"} if replication else {}
+    with translated(address):
+        return psycopg.connect(
+            address.url,
+            autocommit=True,
+            options=_OPTIONS,
+            application_name="millstream capture",
+            connect_timeout=_CONNECT_S,
+            keepalives_idle=30,
+            **more,
+        )
+
+
+def run_command(connection: pq.abc.PGconn, command: str) -> pq.abc.PGresult:
+    """Run a command of the replication protocol, which takes no parameters."""
+    found = connection.exec_(command.encode())
+    if found.status not in (
+        pq.ExecStatus.TUPLES_OK,
+        pq.ExecStatus.COMMAND_OK,
+        pq.ExecStatus.COPY_BOTH,
+    ):
+        raise psycopg.errors.error_from_result(found)
+    return found
+
+
+def create_slot(
+    session: Session, name: str, *, temporary: bool, wait_s: float = SLOT_WAIT_S
+) -> tuple[int, str]:
+    """Create a slot, and return the place it begins at and, of a temporary one, the name of the snapshot there.
+
+    The server waits for every transaction that writes. After ``wait_s`` the wait is cancelled, which leaves no slot.
+
+    Raises:
+        psycopg.OperationalError: it was cancelled, or there are no slots left.
+    """
+    kind = "TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT"
+    if not temporary:
+        kind = "LOGICAL pgoutput NOEXPORT_SNAPSHOT"
+    watch = threading.Timer(wait_s, session.cancel)
+    watch.start()
+    try:
+        found = run_command(session.pgconn, f'CREATE_REPLICATION_SLOT "{name}" {kind}')
+    finally:
+        watch.cancel()
+    point, snapshot = found.get_value(0, 1), found.get_value(0, 2)
+    assert point is not None
+    return parse_lsn(point.decode()), (snapshot or b"").decode()
+
+
+@dataclass
+class WalStream:
+    """The stream of a slot from ``start`` on; use it in ``with``.
+
+    ``acknowledge`` may be called from any thread, the rest from one.
+    """
+
+    address: PostgresAddress
+    slot: str
+    publication: str
+    start: int
+    _acknowledged: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _closed: threading.Event = field(default_factory=threading.Event)
+    _ended: bool = False
+
+    def __enter__(self) -> Self:
+        self._acknowledged = self.start
+        self._session = open_session(self.address, replication=True)
+        self._connection = self._session.pgconn
+        try:
+            with translated(self.address):
+                run_command(
+                    self._connection,
+                    f'START_REPLICATION SLOT "{self.slot}" LOGICAL {lsn_text(self.start)} '
+                    f"(proto_version '1', publication_names '\"{self.publication}\"')",
+                )
+        except BaseException:
+            self._session.close()
+            raise
+        self._connection.nonblocking = 1
+        self._thread = threading.Thread(target=self._feed, name="capture feedback", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._thread.join()
+        self._session.close()
+
+    def acknowledge(self, lsn: int) -> None:
+        """Let the server forget what is before a place: it is durable here. Told at once."""
+        self._acknowledged = max(self._acknowledged, lsn)
+
+    def ask(self) -> None:
+        """Ask the server for a keepalive."""
+        self._feedback(ask=True)
+
+    def receive(self, timeout_s: float) -> list[WalMessage]:
+        """Return the messages that are there, after waiting for the first one for so long at most.
+
+        Raises:
+            RetriableError: the connection is gone.
+            ConflictError: the server no longer has the WAL, or not the publication.
+        """
+        with translated(self.address):
+            found = self._take()
+            if not found and not self._ended:
+                select.select([self._connection.socket], [], [], timeout_s)
+                with self._lock:
+                    self._connection.consume_input()
+                found = self._take()
+        return found
+
+    def _take(self) -> list[WalMessage]:
+        messages: list[WalMessage] = []
+        with self._lock:
+            if self._ended:
+                raise self._end()
+            while len(messages) < _BATCH:
+                size, data = self._connection.get_copy_data(1)
+                if size == 0:
+                    break
+                if size < 0:
+                    self._ended = True
+                    break
+                messages.append(_wal_message(bytes(data)))
+        return messages
+
+    def _end(self) -> psycopg.Error:
+        """Return why the server ended the stream."""
+        while (found := self._connection.get_result()) is not None:
+            if found.status == pq.ExecStatus.FATAL_ERROR:
+                return psycopg.errors.error_from_result(found)
+        return psycopg.OperationalError("the server ended the stream")
+
+    def _feed(self) -> None:
+        while not self._closed.wait(_FEEDBACK_S):
+            try:
+                self._feedback()
+            except psycopg.Error:
+                return  # receive() tells it
+
+    def _feedback(self, *, ask: bool = False) -> None:
+        lsn = self._acknowledged
+        now_us = int((time.time() - _EPOCH_S) * 1_000_000)
+        with self._lock:
+            self._connection.put_copy_data(struct.pack(">cQQQqB", b"r", lsn, lsn, lsn, now_us, ask))
+            self._connection.flush()
+
+
+def _wal_message(data: bytes) -> WalMessage:
+    if data[:1] == b"w":
+        return WalMessage(data[25:], 0)
+    return WalMessage(None, int.from_bytes(data[1:9], "big"))

@@ -1,0 +1,220 @@
+"""The tables of a capture: how far each has been read, and how its rows are laid out in the stream.
+
+===========  ==============================================  ===============================================
+state        its changes in the stream                       what is read of it
+===========  ==============================================  ===============================================
+``new``      are left out: the snapshot will have them       all
+``reading``  are given                                       what is behind ``after``; all where that is None
+``done``     are given                                       nothing
+===========  ==============================================  ===============================================
+
+A column that is added, renamed or of another type makes a table ``reading`` again: the server does not send rows
+that ALTER TABLE changed. A table that is renamed, or gets another key, is emptied and ``new``; so is an altered one
+without a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from millstream.capture.postgres.catalog import PgTable
+from millstream.capture.postgres.messages import (
+    UNCHANGED,
+    PgChange,
+    PgColumn,
+    PgRelation,
+    PgTruncate,
+    PgTuple,
+)
+from millstream.capture.postgres.values import PgTypes, ValueOf
+from millstream.capture.units import TableChange, TableDefinition, UnitContent
+
+Entry = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TableLayout:
+    """How rows of a table are laid out. ``identity`` has the columns of its replica identity."""
+
+    schema: str
+    table: str
+    key: tuple[str, ...]
+    columns: tuple[tuple[str, ValueOf], ...]
+    identity: frozenset[str]
+
+    def row(self, values: PgTuple) -> dict[str, Any]:
+        """Return a row, without what the server did not send."""
+        return {
+            name: None if value is None else read(value)
+            for (name, read), value in zip(self.columns, values, strict=True)
+            if value is not UNCHANGED
+        }
+
+
+@dataclass
+class PgTableTracker:
+    """Turns messages into changes and definitions. ``entries`` are JSON, by the tables' oids, and never modified."""
+
+    entries: dict[str, Entry]
+    look: Callable[[], tuple[list[PgTable], PgTypes]]
+    tables: dict[int, PgTable] = field(default_factory=dict)
+    types: PgTypes = field(default_factory=PgTypes)
+    _layouts: dict[int, TableLayout] = field(default_factory=dict)
+
+    def refresh(self) -> Iterator[UnitContent]:
+        """Look at the catalogue: tables that are there for the first time are new, those that are gone are dropped."""
+        found, self.types = self.look()
+        self.tables = {one.oid: one for one in found}
+        for oid, entry in list(self.entries.items()):
+            if int(oid) not in self.tables:
+                self.entries = {key: one for key, one in self.entries.items() if key != oid}
+                yield from _emptied(entry, dropped=True)
+        for one in found:
+            if str(one.oid) not in self.entries:
+                self._set(one.oid, {"schema": one.schema, "table": one.table, "state": "new"})
+
+    def pending(self) -> list[PgTable]:
+        """Return the tables of which there is something to read."""
+        return [
+            self.tables[int(oid)]
+            for oid, entry in self.entries.items()
+            if entry["state"] != "done" and int(oid) in self.tables
+        ]
+
+    def _set(self, oid: int, entry: Entry) -> None:
+        self.entries = {**self.entries, str(oid): entry}
+
+    # ── snapshots ───────────────────────────────────────────────────────────────────────────
+
+    def after(self, table: PgTable, columns: tuple[PgColumn, ...]) -> list[str] | None:
+        """Return the key that reading goes on behind; None where it begins."""
+        entry = self.entries[str(table.oid)]
+        same = entry.get("columns") == _described(columns) and entry.get("key") == list(table.key)
+        found: list[str] | None = entry.get("after") if same else None
+        return found
+
+    def begin(self, table: PgTable, columns: tuple[PgColumn, ...]) -> Iterator[UnitContent]:
+        """Yield what goes before the first rows of a table: its definition if it is not known."""
+        entry = self.entries[str(table.oid)]
+        described = _described(columns)
+        if not table.key:
+            yield TableChange(table.schema, table.table, "t", ())
+        elif entry["state"] != "new" and entry.get("key") != list(table.key):
+            yield from _emptied(entry, dropped=False)
+        if entry["state"] == "new" or entry.get("columns") != described:
+            yield self._definition(table.schema, table.table, table.key, columns)
+
+    def read(self, table: PgTable, columns: tuple[PgColumn, ...], after: list[str] | None) -> None:
+        """Note that a table has been read up to a key; to its end where that is None."""
+        entry = {
+            "schema": table.schema,
+            "table": table.table,
+            "state": "done" if after is None else "reading",
+            "after": after,
+            "columns": _described(columns),
+            "key": list(table.key),
+        }
+        self._set(table.oid, entry)
+
+    def layout(self, table: PgTable, columns: tuple[PgColumn, ...]) -> TableLayout:
+        """Return how rows of a snapshot are laid out."""
+        readers = tuple((one.name, self.types.reader(one.type_oid)) for one in columns)
+        return TableLayout(table.schema, table.table, table.key, readers, frozenset(table.key))
+
+    # ── the stream ──────────────────────────────────────────────────────────────────────────
+
+    def relation(self, message: PgRelation) -> Iterator[UnitContent]:
+        """Take a table's layout, from here on in the stream, and yield what it alters."""
+        self._layouts.pop(message.oid, None)
+        unknown = any(one.type_oid not in self.types.names for one in message.columns)
+        if message.oid not in self.tables or unknown or self._differs(message):
+            yield from self.refresh()
+        table, entry = self.tables.get(message.oid), self.entries.get(str(message.oid))
+        if table is None or entry is None:
+            return
+        key = _key_of(message, table)
+        readers = tuple((one.name, self.types.reader(one.type_oid)) for one in message.columns)
+        identity = frozenset(one.name for one in message.columns if one.in_identity)
+        self._layouts[message.oid] = TableLayout(
+            message.schema, message.table, key, readers, identity
+        )
+        if entry["state"] != "new" and self._differs(message, key):
+            yield from self._altered(message, entry, key)
+
+    def _differs(self, message: PgRelation, key: tuple[str, ...] | None = None) -> bool:
+        entry = self.entries.get(str(message.oid))
+        return entry is None or (
+            (entry["schema"], entry["table"]) != (message.schema, message.table)
+            or entry.get("columns") != _described(message.columns)
+            or (key is not None and entry.get("key") != list(key))
+        )
+
+    def _altered(
+        self, message: PgRelation, entry: Entry, key: tuple[str, ...]
+    ) -> Iterator[UnitContent]:
+        name = {"schema": message.schema, "table": message.table}
+        renamed = (entry["schema"], entry["table"]) != (message.schema, message.table)
+        if renamed or entry["key"] != list(key):
+            yield from _emptied(entry, dropped=renamed)
+            self._set(message.oid, {**name, "state": "new"})
+            return
+        columns = _described(message.columns)
+        grown = any(one not in entry["columns"] for one in columns)
+        if grown and not key:
+            self._set(message.oid, {**name, "state": "new"})
+            return
+        yield self._definition(message.schema, message.table, key, message.columns)
+        more = {"state": "reading", "after": None} if grown or entry["state"] == "reading" else {}
+        self._set(message.oid, {**entry, "columns": columns, **more})
+
+    def change(self, message: PgChange) -> TableChange | None:
+        """Return a change; None of a table that is not captured, or new."""
+        layout = self._layouts.get(message.oid)
+        if layout is None or self.entries[str(message.oid)]["state"] == "new":
+            return None
+        after = None if message.new is None else layout.row(message.new)
+        before = None if message.old is None else layout.row(message.old)
+        if before is not None and message.old_kind == "K":
+            before = {name: value for name, value in before.items() if name in layout.identity}
+        if after is not None and before is not None:
+            after = {**{k: v for k, v in before.items() if k not in after}, **after}
+        return TableChange(layout.schema, layout.table, message.op, layout.key, before, after)
+
+    def truncations(self, message: PgTruncate) -> Iterator[TableChange]:
+        """Yield the truncations of tables that are captured, and not new."""
+        for oid in message.oids:
+            layout, entry = self._layouts.get(oid), self.entries.get(str(oid))
+            if layout is not None and entry is not None and entry["state"] != "new":
+                yield TableChange(layout.schema, layout.table, "t", ())
+
+    def _definition(
+        self, schema: str, table: str, key: tuple[str, ...], columns: tuple[PgColumn, ...]
+    ) -> TableDefinition:
+        described = tuple(
+            {"name": one.name, "type": self.types.names.get(one.type_oid, str(one.type_oid))}
+            for one in columns
+        )
+        return TableDefinition(schema, table, described, key)
+
+
+def _described(columns: tuple[PgColumn, ...]) -> list[list[Any]]:
+    return [[one.name, one.type_oid, one.type_modifier] for one in columns]
+
+
+def _key_of(message: PgRelation, table: PgTable) -> tuple[str, ...]:
+    """Return the columns of the key, in its order: under FULL those of the primary key, else the identity's."""
+    names = {one.name for one in message.columns}
+    if message.identity == "f":
+        return table.key if names.issuperset(table.key) else ()
+    flagged = [one.name for one in message.columns if one.in_identity]
+    return table.key if set(table.key) == set(flagged) else tuple(flagged)
+
+
+def _emptied(entry: Entry, *, dropped: bool) -> Iterator[UnitContent]:
+    if entry["state"] == "new":
+        return
+    yield TableChange(entry["schema"], entry["table"], "t", ())
+    if dropped:
+        yield TableDefinition(entry["schema"], entry["table"], (), (), dropped=True)

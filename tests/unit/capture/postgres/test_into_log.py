@@ -1,0 +1,226 @@
+"""A PostgreSQL server captured into a log by the command, which is killed again and again, and so is the server."""
+
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+
+import psycopg
+import pytest
+from capture_postgres_servers import Shop, start
+
+from millstream.client import connect
+
+KILLS = 6
+SCHEMA = (
+    "CREATE TABLE a (id int PRIMARY KEY, n int, s text)",
+    "CREATE TABLE b (x text, y int, n numeric, PRIMARY KEY (x, y))",
+)
+
+
+@pytest.fixture
+def own_shop():
+    with start(max_prepared_transactions="50") as server:
+        yield Shop(server)
+
+
+def change(rng):
+    """Return a statement that changes rows of one of the tables."""
+    key, other, number = rng.randrange(40), rng.randrange(40), rng.randrange(1000)
+    large = f"repeat('s', {number * 5})"
+    return rng.choice(
+        [
+            f"INSERT INTO a VALUES ({key}, {number}, {large}) ON CONFLICT (id) DO UPDATE SET n = excluded.n",
+            f"INSERT INTO b VALUES ('k{key}', {other % 3}, {number}.50) ON CONFLICT DO NOTHING",
+            f"UPDATE a SET n = {number} WHERE id < {key}",
+            f"UPDATE a SET id = {other} WHERE id = {key} AND NOT EXISTS (SELECT 1 FROM a WHERE id = {other})",
+            f"UPDATE b SET x = 'K{other}' || n WHERE x = 'k{key}'",
+            f"DELETE FROM a WHERE id = {key}",
+            f"DELETE FROM b WHERE n % 7 = {key % 7}",
+            "TRUNCATE b" if rng.random() < 0.1 else f"DELETE FROM b WHERE y = {key}",
+        ]
+    )
+
+
+class Writers:
+    """Sessions that write until they are stopped; use it in ``with``. The server may be killed meanwhile."""
+
+    def __init__(self, shop, seed, sessions=3):
+        self._shop, self._stop, self.errors = shop, threading.Event(), []
+        self._numbers = itertools.count(seed * 100_000)
+        self._threads = [
+            threading.Thread(target=self._write, args=(random.Random(seed + n),))
+            for n in range(sessions)
+        ]
+
+    def _write(self, rng):
+        while not self._stop.wait(0.005):
+            try:
+                with self._shop.connect() as session:
+                    while not self._stop.wait(0.005):
+                        self._transact(session, rng)
+            except psycopg.OperationalError:
+                continue  # the server is down
+            except psycopg.Error as error:
+                self.errors.append(error)
+                return
+
+    def _transact(self, session, rng):
+        try:
+            session.execute("BEGIN")
+            for _ in range(rng.choice([1, 1, 3, 30])):
+                session.execute(change(rng))
+            if rng.random() < 0.2:
+                session.execute("SAVEPOINT s")
+                session.execute(change(rng))
+                session.execute("ROLLBACK TO s")
+            if rng.random() < 0.1:
+                name = f"two{next(self._numbers)}"
+                session.execute(f"PREPARE TRANSACTION '{name}'")
+                session.execute(f"{rng.choice(['COMMIT', 'ROLLBACK'])} PREPARED '{name}'")
+            else:
+                session.execute(rng.choice(["COMMIT"] * 6 + ["ROLLBACK"]))
+        except (psycopg.errors.DeadlockDetected, psycopg.errors.UniqueViolation):
+            session.execute("ROLLBACK")
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def start_capture(shop, folder, *options):
+    """Start the command; its password is in the environment."""
+    url = f"postgresql://{shop.server.user}@127.0.0.1:{shop.server.port}/{shop.name}"
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "millstream",
+            "capture",
+            url,
+            "--to",
+            str(folder),
+            "--name",
+            "shop",
+            *options,
+        ],
+        env={**os.environ, "MILLSTREAM_CAPTURE_PASSWORD": shop.server.password},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def capture_all(shop, folder):
+    process = start_capture(shop, folder, "--until", "caught-up")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return out
+
+
+def read_all(log, topic):
+    values = log.read(topic, 0, columns=("value",)).column("value").to_pylist()
+    return [json.loads(value) for value in values if value is not None]
+
+
+def replayed(records, key):
+    """Return the rows that a table has after all records: by the envelope's rules, and nothing else."""
+    rows, deleted = {}, {}
+    for value in records:
+        before, after = value["before"], value["after"]
+        if value["op"] == "t":
+            rows.clear()
+        elif value["op"] == "d":
+            at = tuple(before[name] for name in key)
+            deleted = {json.dumps({name: before[name] for name in key}): rows.pop(at, {})}
+        else:
+            at = tuple(after[name] for name in key)
+            if "carry_from" in value:
+                base = deleted[json.dumps(value["carry_from"])]
+            else:
+                base = rows.get(at, {}) if value["op"] == "u" else {}
+            rows[at] = {**base, **after}
+    return rows
+
+
+def wait_for_line(process, beginning):
+    """Wait until the command says that it is in a state."""
+    for line in process.stderr:
+        if line.startswith(beginning):
+            return
+    raise AssertionError("the command ended")
+
+
+def kill_and_wait(process):
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.timeout(300)
+def test_1_2_a_capture_and_a_server_that_are_killed_leave_every_transaction_once(
+    own_shop, tmp_path
+):
+    shop, dice = own_shop, random.Random(11)
+    shop.run(*SCHEMA)
+    with Writers(shop, 7) as writers:
+        for number in range(KILLS):
+            process = start_capture(shop, tmp_path)
+            if number % 3:
+                wait_for_line(process, "streaming")
+            time.sleep(dice.uniform(0, 1))
+            if number % 4 == 3:
+                shop.server.kill()
+                shop.server.start()
+            kill_and_wait(process)
+    assert not writers.errors
+    for (name,) in shop.run("SELECT gid FROM pg_prepared_xacts"):
+        shop.run(f"ROLLBACK PREPARED '{name}'")
+    capture_all(shop, tmp_path)
+    with connect(tmp_path) as log:
+        for table, key in (("a", ("id",)), ("b", ("x", "y"))):
+            truth = shop.rows(table, key)
+            if table == "b":
+                truth = {at: {**row, "n": f"{row['n']:.2f}"} for at, row in truth.items()}
+            assert replayed(read_all(log, f"shop.public.{table}"), key) == truth
+        told = read_all(log, "shop.transaction")
+    borders = [one["status"] for one in told]
+    assert borders == ["BEGIN", "END"] * (len(borders) // 2)
+    ids = [one["id"] for one in told if one["status"] == "END"]
+    assert len(ids) == len(set(ids)) > 100
+    places = [one.partition(":")[2].split("/") for one in ids if one.startswith("transaction:")]
+    numbers = [(int(high, 16), int(low, 16)) for high, low in places]
+    assert numbers == sorted(numbers)
+
+
+def test_a_record_has_its_database_schema_and_transaction(own_shop, tmp_path):
+    own_shop.run("CREATE TABLE t (id int PRIMARY KEY)")
+    capture_all(own_shop, tmp_path)
+    own_shop.run("INSERT INTO t VALUES (1)")
+    out = capture_all(own_shop, tmp_path)
+    assert "1 changes" in out
+    with connect(tmp_path) as log:
+        (record,) = read_all(log, "shop.public.t")
+    source = record["source"]
+    assert (source["db"], source["schema"], source["table"]) == (own_shop.name, "public", "t")
+    assert (source["connector"], source["snapshot"]) == ("postgresql", "false")
+    assert isinstance(source["txId"], int)
+    assert isinstance(source["lsn"], int)
+
+
+def test_what_is_wrong_is_told_without_the_password(own_shop, tmp_path):
+    own_shop.run("CREATE TABLE t (id int)")
+    process = start_capture(own_shop, tmp_path, "--check")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "REPLICA IDENTITY FULL" in err
+    assert own_shop.server.password not in err
