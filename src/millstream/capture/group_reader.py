@@ -27,6 +27,8 @@ class CaptureSource(Protocol):
 
     def check(self) -> None: ...
     def units(self, progress: Progress | None) -> Iterator[CaptureUnit]: ...
+    def acknowledge(self, progress: Progress) -> None:
+        """Note that all up to ``progress`` is durable in the log. Called from another thread than ``units``."""
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,9 @@ class Capture:
                 while not self._stop.is_set():
                     if reader.wait(_TAKE_S):
                         last = _Last()
-                        writer.write(last.noted(reader.group()))
+                        written = writer.write(last.noted(reader.group()))
+                        if written is not None:
+                            self.source.acknowledge(written.source)
                         yield self._status(writer, last)
 
     def _status(self, writer: CaptureWriter, last: _Last) -> CaptureStatus:

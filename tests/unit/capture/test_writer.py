@@ -180,6 +180,9 @@ class Walk:
     def check(self) -> None:
         """Do nothing: it can be captured."""
 
+    def acknowledge(self, progress: dict) -> None:
+        assert progress["at"] <= len(self.history)
+
     def units(self, progress: dict | None) -> Iterator[CaptureUnit]:
         start = 0 if progress is None else progress["at"]
         for number in range(start, len(self.history)):

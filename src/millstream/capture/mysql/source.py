@@ -112,6 +112,9 @@ class MariaDbSource:
         refuse_faults(faults, self._address.shown)
         return names
 
+    def acknowledge(self, progress: Progress) -> None:
+        """Do nothing: the server keeps its binary log for as long as it is configured to, whoever has read it."""
+
     def units(self, progress: Progress | None) -> Iterator[CaptureUnit]:
         """Yield units from ``progress`` on, for ever; those without contents while nothing happens.
 
