@@ -130,9 +130,9 @@ class Capture:
                 while not self._stop.is_set():
                     if reader.wait(_TAKE_S):
                         last = _Last()
-                        written = writer.write(last.noted(reader.group()))
-                        if written is not None:
-                            self.source.acknowledge(written.source)
+                        stored = writer.write(last.noted(reader.group()))
+                        if stored is not None:
+                            self.source.acknowledge(stored.source)
                         yield self._status(writer, last)
 
     def _status(self, writer: CaptureWriter, last: _Last) -> CaptureStatus:
@@ -174,16 +174,18 @@ def capture(
 
     ::
 
-        orders = ms.capture("mariadb://reader@db.example/shop", tables="orders", to="./data")
+        orders = ms.capture("postgresql://reader@db.example/shop", tables="orders", to="./data")
         orders.run(until="caught-up")
 
     Args:
-        url: The database, ``mariadb://user:password@host:3306/database``. A password in a URL is seen by others
-            on the machine: leave it to the variable MILLSTREAM_CAPTURE_PASSWORD.
-        tables: Which tables: ``table`` or ``database.table``, with ``*`` and ``?``.
+        url: The database: ``postgresql://user@host:5432/database``, ``mariadb://user@host:3306/database`` or
+            ``sqlite:///path/to/file``. A password in a URL is seen by others on the machine: leave it to the
+            variable MILLSTREAM_CAPTURE_PASSWORD.
+        tables: Which tables, with ``*`` and ``?``: ``table``, or ``schema.table`` (of PostgreSQL) or
+            ``database.table`` (of MariaDB). ``table`` alone is one of the schema ``public``, or of the database.
         to: The folder of the log, or ``kafka://host:port``.
         name: What topics begin with; by default the database's name. The changes of a table are in
-            ``<name>.<database>.<table>``, in Debezium's envelope: read it with
+            ``<name>.<schema or database>.<table>``, in Debezium's envelope: read it with
             ``app.table(…, envelope=ms.debezium(transactions="<name>.transaction"))``.
         partitions: Of topics of tables that do not exist yet.
         cleanup: How they forget: "delete" (they keep all), "compact" (the last record of each key).

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from millstream.capture.group_reader import CaptureSource
 from millstream.capture.mysql.address import MARIADB_SCHEMES, mariadb_address
-from millstream.capture.sqlite.source import SqliteSource
 from millstream.errors import ConfigError
 
 PASSWORD_VARIABLE = "MILLSTREAM_CAPTURE_PASSWORD"  # noqa: S105 - its name
-SQLITE_SCHEME = "sqlite"
+POSTGRES_SCHEMES = ("postgresql", "postgres")
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,99}")
 _REPLICA_IDS = 1 << 31  # the upper half is for us: people number their replicas from 1
 
@@ -42,49 +43,78 @@ def source_of(
         scheme = urlsplit(url).scheme
     except ValueError:
         scheme = ""
-    if scheme == SQLITE_SCHEME:
-        return _sqlite_source(url, tables, name)
-    if scheme not in MARIADB_SCHEMES:
+    make = _MAKERS.get(scheme)
+    if make is None:
         shown = f"{scheme}://…" if scheme else "one without a scheme"
         raise ConfigError(
             f"the database to capture has a URL that is not known: {shown}. Give "
-            "mariadb://user@host:3306/database or sqlite:///path/of/shop.db."
+            "postgresql://user@host:5432/database, mariadb://user@host:3306/database or sqlite:///path/to/file."
         )
+    return make(url, tables, name, environment.get(PASSWORD_VARIABLE))
+
+
+def _mariadb(
+    url: str, tables: Sequence[str], name: str | None, password: str | None
+) -> FoundSource:
     address = mariadb_address(url)
-    if not address.password and PASSWORD_VARIABLE in environment:
-        address = replace(address, password=environment[PASSWORD_VARIABLE])
+    if not address.password and password is not None:
+        address = replace(address, password=password)
     name = _checked_name(address.database if name is None else name)
+    found = _driven("millstream.capture.mysql.source", "MariaDB", "PyMySQL", "mysql")
+    replica_id = _REPLICA_IDS + zlib.crc32(name.encode()) % (_REPLICA_IDS - 1)
+    return FoundSource(found.MariaDbSource(address, tables, replica_id=replica_id), name, "mariadb")
+
+
+def _postgres(
+    url: str, tables: Sequence[str], name: str | None, password: str | None
+) -> FoundSource:
+    parts = urlsplit(url)
+    database = unquote(parts.path.removeprefix("/"))
+    if not parts.hostname or not database or "/" in database:
+        raise ConfigError(
+            "the address of a PostgreSQL database is not one that can be read. Give "
+            "postgresql://user@host:5432/database, with characters such as @ : / in user and password written as "
+            "%40 %3A %2F."
+        )
+    name = _checked_name(database if name is None else name)
+    session = _driven("millstream.capture.postgres.session", "PostgreSQL", "psycopg", "postgres")
+    found = _driven("millstream.capture.postgres.source", "PostgreSQL", "psycopg", "postgres")
+    address = session.PostgresAddress(url, None if parts.password else password)
+    return FoundSource(found.PostgresSource(address, tables, name=name), name, "postgresql")
+
+
+def _sqlite(
+    url: str, tables: Sequence[str], name: str | None, _password: str | None
+) -> FoundSource:
+    parts = urlsplit(url)
+    if parts.netloc or len(parts.path) < 2 or parts.query or parts.fragment:
+        raise ConfigError(
+            f"{url!r} is no SQLite database. Give sqlite:///relative/path or sqlite:////absolute/path, with ? # % "
+            "written as %3F %23 %25."
+        )
+    path = Path(unquote(parts.path.removeprefix("/")))
+    name = _checked_name(path.stem if name is None else name)
+    found = _driven("millstream.capture.sqlite.source", "SQLite", "sqlite3", "all")
+    return FoundSource(found.SqliteSource(path, tables), name, "sqlite")
+
+
+def _driven(module: str, what: str, driver: str, extra: str) -> Any:
+    """Import a source, whose driver is an extra."""
     try:
-        from millstream.capture.mysql.source import MariaDbSource  # noqa: PLC0415 - its driver is an extra
+        return import_module(module)
     except ImportError as error:
         raise ConfigError(
-            f"capture from MariaDB needs PyMySQL, which is not installed ({error}): "
-            'pip install "millstream[mysql]".'
+            f"capture from {what} needs {driver}, which is not installed ({error}): "
+            f'pip install "millstream[{extra}]".'
         ) from error
-    replica_id = _REPLICA_IDS + zlib.crc32(name.encode()) % (_REPLICA_IDS - 1)
-    return FoundSource(MariaDbSource(address, tables, replica_id=replica_id), name, "mariadb")
 
 
-def _sqlite_source(url: str, tables: Sequence[str], name: str | None) -> FoundSource:
-    path = sqlite_path(url)
-    name = _checked_name(path.stem if name is None else name)
-    return FoundSource(SqliteSource(path, tables), name, "sqlite")
-
-
-def sqlite_path(url: str) -> Path:
-    """Return the path in a URL as SQLAlchemy writes it: ``sqlite:///relative`` or ``sqlite:////absolute``.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    parts = urlsplit(url)
-    path = unquote(parts.path.removeprefix("/"))
-    if parts.netloc or not path or parts.query or parts.fragment:
-        raise ConfigError(
-            f"the URL of a SQLite database is {url!r}. Give sqlite:///shop.db for a path from here, or "
-            "sqlite:////var/lib/shop.db for one from the root, with ? # % written as %3F %23 %25."
-        )
-    return Path(path)
+_Maker = Callable[[str, Sequence[str], str | None, str | None], FoundSource]
+_MAKERS: dict[str, _Maker] = {
+    **dict.fromkeys(MARIADB_SCHEMES, _mariadb),
+    **dict.fromkeys(POSTGRES_SCHEMES, _postgres),
+    "sqlite": _sqlite,
+}
 
 
 def _checked_name(name: str) -> str:

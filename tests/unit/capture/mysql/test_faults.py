@@ -23,10 +23,11 @@ def filled(database):
     return database
 
 
-def test_fault_2_a_server_that_is_killed_goes_on_where_it_was(own_database, replica):
+@pytest.mark.parametrize("kills", [1, pytest.param(5, marks=pytest.mark.thorough)])
+def test_fault_2_a_server_that_is_killed_goes_on_where_it_was(own_database, replica, kills):
     own_database.run(*SCHEMA)
     server = own_database.server
-    for seed in range(5):
+    for seed in range(kills):
         with Writers(own_database.connect, seed, ddl=seed % 2 == 0) as writers:
             replica.follow(own_database.source(), lambda: False, limit=40)
             server.kill()

@@ -72,13 +72,14 @@ def records(folder):
 
 
 @pytest.mark.timeout(240)
-def test_a_capture_that_is_killed_leaves_every_change_once(tmp_path):
+@pytest.mark.parametrize("kills", [2, pytest.param(12, marks=pytest.mark.thorough)])
+def test_a_capture_that_is_killed_leaves_every_change_once(tmp_path, kills):
     path, folder, rng = tmp_path / "shop.db", tmp_path / "log", random.Random(3)
     database = sqlite3.connect(path, isolation_level=None)
     for statement in SCHEMA:
         database.execute(statement)
-    writers = [start(("-c", WRITER), path, seed, 60, *STATEMENTS) for seed in range(2)]
-    for _ in range(6):
+    writers = [start(("-c", WRITER), path, seed, 200, *STATEMENTS) for seed in range(2)]
+    for _ in range(kills):
         wanted = records(folder) + rng.randrange(2, 40)
         process = capture(path, folder)
         while records(folder) < wanted:
@@ -103,14 +104,14 @@ def test_a_capture_that_is_killed_leaves_every_change_once(tmp_path):
         borders = values(log, "shop.transaction")
         assert [one["status"] for one in borders] == ["BEGIN", "END"] * (len(borders) // 2)
         ids = [one["id"] for one in borders if one["status"] == "END"]
-        assert len(ids) == len(set(ids)) > 20
+        assert len(ids) == len(set(ids)) > 2
         (kept,) = database.execute(
             "SELECT COUNT(*) FROM _millstream_changes WHERE op <> '?'"
         ).fetchone()
         (made,) = database.execute(
             "SELECT seq FROM sqlite_sequence WHERE name = '_millstream_changes'"
         ).fetchone()
-        assert made > 500
+        assert made > 20
         assert kept < made
     database.close()
 
