@@ -145,7 +145,7 @@ SETTINGS = {
 
 def test_fault_18_settings_that_lose_changes_are_refused_with_the_statement_that_mends_them():
     with start(**SETTINGS) as server:
-        database = Database(server)
+        database = filled(Database(server))
         with pytest.raises(ConfigError) as error:
             database.source().check()
         for name, wanted in (("format", "ROW"), ("row_image", "FULL"), ("row_metadata", "FULL")):
