@@ -202,6 +202,29 @@ def test_a_user_needs_these_privileges_and_no_more(database, replica):
     assert replica.rows("t") == [{"id": 1, "s": "a"}]
 
 
+def test_a_table_that_the_user_may_not_read_stops_the_capture_with_its_first_change(
+    database, replica
+):
+    filled(database)
+    database.run("CREATE TABLE secret (id INT PRIMARY KEY, s TEXT)")
+    name = f"reader_{database.name}"
+    database.run(
+        f"CREATE USER {name}@'%' IDENTIFIED BY 'p'",
+        f"GRANT REPLICATION SLAVE, BINLOG MONITOR ON *.* TO {name}@'%'",
+        f"GRANT SELECT ON {database.name}.t TO {name}@'%'",
+    )
+    url = database.url(name, "p")
+    replica.follow(database.source(url=url), now)
+    database.run("INSERT INTO secret VALUES (1, 'hidden')")
+    with pytest.raises(ConfigError, match="may not read") as error:
+        replica.follow(database.source(url=url), now)
+    assert "hidden" not in str(error.value)
+    replica.follow(database.source("t", url=url), now)
+    database.run(f"GRANT SELECT (id) ON {database.name}.secret TO {name}@'%'")
+    with pytest.raises(ConfigError, match="single columns"):
+        database.source("t", url=url).check()
+
+
 CHARSETS = [
     "latin1",
     "latin2",

@@ -2,10 +2,12 @@
 
 import json
 import random
+import re
 import sqlite3
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from capture_replica import replayed
@@ -126,3 +128,18 @@ def test_what_is_wrong_is_told_in_one_line(tmp_path):
         _, err = process.communicate(timeout=60)
         assert process.returncode == 2
         assert words in err
+
+
+def test_the_programs_of_the_document_run(tmp_path):
+    document = Path(__file__).parents[4] / "docs" / "capture-sqlite.md"
+    programs = re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
+    assert len(programs) == 2
+    for program, said in zip(programs, ("1\n", ""), strict=True):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout == said
