@@ -50,3 +50,17 @@ class Replica:
             if unit.kind == "progress" and done():
                 break
         units.close()
+
+
+def replayed(values, key):
+    """Return the rows that a table has after all values of its topic, by their keys."""
+    rows = {}
+    for value in values:
+        if value["op"] == "t":
+            rows.clear()
+            continue
+        if value["before"] is not None:
+            rows.pop(tuple(value["before"][name] for name in key), None)
+        if value["after"] is not None:
+            rows[tuple(value["after"][name] for name in key)] = value["after"]
+    return rows

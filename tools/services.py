@@ -9,12 +9,16 @@ from pathlib import Path
 
 from processes import say
 
-# Each package of Debian's with the tests that want it, and whether it is there. The tests start a
-# server of PostgreSQL of their own, in a temporary folder; the package's is not used.
+# Each package of Debian's with the tests that want it, and whether it is there. The tests start
+# servers of PostgreSQL and MariaDB of their own, in a temporary folder; the packages' are not used.
 WANTED: dict[str, tuple[str, Callable[[], bool]]] = {
     "postgresql": (
         "the tests on PostgreSQL",
         lambda: bool(shutil.which("initdb") or [*Path("/usr/lib/postgresql").glob("*/bin/initdb")]),
+    ),
+    "mariadb-server": (
+        "the tests of capture from MariaDB",
+        lambda: bool(shutil.which("mariadbd") or Path("/usr/sbin/mariadbd").exists()),
     ),
     "chromium": (
         "the tests of the page in a browser",

@@ -26,8 +26,9 @@ class CaptureSource(Protocol):
     """A database whose tables and changes can be read; see ``units.py``."""
 
     def check(self) -> None: ...
-    def acknowledge(self, progress: Progress) -> None: ...
     def units(self, progress: Progress | None) -> Iterator[CaptureUnit]: ...
+    def acknowledge(self, progress: Progress) -> None:
+        """Note that all up to ``progress`` is durable in the log. Called from another thread than ``units``."""
 
 
 @dataclass(frozen=True)

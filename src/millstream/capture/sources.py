@@ -96,9 +96,10 @@ def _sqlite(
     url: str, tables: Sequence[str], name: str | None, _password: str | None
 ) -> FoundSource:
     parts = urlsplit(url)
-    if parts.netloc or len(parts.path) < 2:
+    if parts.netloc or len(parts.path) < 2 or parts.query or parts.fragment:
         raise ConfigError(
-            f"{url!r} is no SQLite database. Give sqlite:///relative/path or sqlite:////absolute/path."
+            f"{url!r} is no SQLite database. Give sqlite:///relative/path or sqlite:////absolute/path, with ? # % "
+            "written as %3F %23 %25."
         )
     path = Path(unquote(parts.path.removeprefix("/")))
     name = _checked_name(path.stem if name is None else name)

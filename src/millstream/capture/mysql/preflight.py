@@ -96,6 +96,12 @@ def _privilege_faults(session: MariaDbSession) -> Iterator[PreflightFault]:
                 f"{user} may not {why}", f"GRANT {privilege} ON *.* TO {_quoted_user(str(user))}"
             )
 
+    if "SELECT (" in grants:
+        yield PreflightFault(
+            "the user may read single columns of a table only, and the binary log has all of them",
+            "GRANT SELECT on whole tables",
+        )
+
 
 def _quoted_user(user: str) -> str:
     name, _, host = user.rpartition("@")

@@ -105,15 +105,15 @@ class MariaDbSource:
                     "that are there and may be read: table or database.table, with * and ?."
                 )
 
-    def acknowledge(self, progress: Progress) -> None:
-        """Do nothing: the server keeps its log by its own rules, and not for who reads it."""
-
     def _check(self, session: MariaDbSession) -> list[tuple[str, str]]:
         refuse_faults(server_faults(session), self._address.shown)
         names = table_names(session, self._wanted)
         faults = [fault for name in names for fault in table_faults(session, *name)]
         refuse_faults(faults, self._address.shown)
         return names
+
+    def acknowledge(self, progress: Progress) -> None:
+        """Do nothing: the server keeps its binary log for as long as it is configured to, whoever has read it."""
 
     def units(self, progress: Progress | None) -> Iterator[CaptureUnit]:
         """Yield units from ``progress`` on, for ever; those without contents while nothing happens.

@@ -102,11 +102,19 @@ class TableTracker:
         """Note how the log describes a table; yield its definition if it is another one than before.
 
         Raises:
-            ConfigError: the table has no primary key, or what a column is cannot be known any more.
+            ConfigError: the user may not read the table, it has no primary key, or what a column is cannot be known any more.
         """
         name = (table.database, table.table)
         if self._fingerprints.get(name) == table.fingerprint:
             return
+        if (
+            name not in self._states
+        ):  # the log has all tables, information_schema those that may be read
+            raise ConfigError(
+                f"the binary log has changes of {table.database}.{table.table}, which the user may not read, so that "
+                f"its rows are not known. GRANT SELECT ON `{table.database}`.`{table.table}`, or name the tables to "
+                "be captured without it."
+            )
         if not table.key:
             raise ConfigError(
                 f"{table.database}.{table.table} has no primary key in the binary log. ALTER TABLE "

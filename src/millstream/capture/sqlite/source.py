@@ -96,14 +96,16 @@ class SqliteSource:
                 f"Python has SQLite {sqlite3.sqlite_version}; capture needs 3.37 or later. Use a newer Python."
             )
         self._path = Path(path)
-        patterns = TablePatterns(tables, DATABASE)
-        self._wanted: Callable[[str], bool] = lambda table: patterns(DATABASE, table)
+        self._patterns = TablePatterns(tables, DATABASE)
         self._chunk_rows = chunk_rows
         self._poll_s = poll_s
         self._heartbeat_s = heartbeat_s
         self._sleep = sleep
         self._clock = clock
         self._stored = self._deleted = 0
+
+    def _wanted(self, table: str) -> bool:
+        return self._patterns(DATABASE, table)
 
     def check(self) -> None:
         """Return if the database can be captured; nothing is written.
@@ -113,7 +115,13 @@ class SqliteSource:
             RetriableError: it is locked.
         """
         with self._opened() as connection:
-            refuse_faults(connection, read_tables(connection, self._wanted))
+            tables = read_tables(connection, self._wanted)
+            refuse_faults(connection, tables)
+        if not tables:
+            raise ConfigError(
+                f"no table of {str(self._path)!r} is among those to be captured, {self._patterns}. Name tables that "
+                "are there, with * and ?."
+            )
 
     def remove(self) -> None:
         """Take the triggers and tables of capture out of the database.

@@ -23,10 +23,11 @@ def filled(database):
     return database
 
 
-def test_fault_2_a_server_that_is_killed_goes_on_where_it_was(own_database, replica):
+@pytest.mark.parametrize("kills", [1, pytest.param(5, marks=pytest.mark.thorough)])
+def test_fault_2_a_server_that_is_killed_goes_on_where_it_was(own_database, replica, kills):
     own_database.run(*SCHEMA)
     server = own_database.server
-    for seed in range(5):
+    for seed in range(kills):
         with Writers(own_database.connect, seed, ddl=seed % 2 == 0) as writers:
             replica.follow(own_database.source(), lambda: False, limit=40)
             server.kill()
@@ -144,7 +145,7 @@ SETTINGS = {
 
 def test_fault_18_settings_that_lose_changes_are_refused_with_the_statement_that_mends_them():
     with start(**SETTINGS) as server:
-        database = Database(server)
+        database = filled(Database(server))
         with pytest.raises(ConfigError) as error:
             database.source().check()
         for name, wanted in (("format", "ROW"), ("row_image", "FULL"), ("row_metadata", "FULL")):
@@ -199,6 +200,29 @@ def test_a_user_needs_these_privileges_and_no_more(database, replica):
     database.run(*grants)
     replica.follow(database.source(url=url), now)
     assert replica.rows("t") == [{"id": 1, "s": "a"}]
+
+
+def test_a_table_that_the_user_may_not_read_stops_the_capture_with_its_first_change(
+    database, replica
+):
+    filled(database)
+    database.run("CREATE TABLE secret (id INT PRIMARY KEY, s TEXT)")
+    name = f"reader_{database.name}"
+    database.run(
+        f"CREATE USER {name}@'%' IDENTIFIED BY 'p'",
+        f"GRANT REPLICATION SLAVE, BINLOG MONITOR ON *.* TO {name}@'%'",
+        f"GRANT SELECT ON {database.name}.t TO {name}@'%'",
+    )
+    url = database.url(name, "p")
+    replica.follow(database.source(url=url), now)
+    database.run("INSERT INTO secret VALUES (1, 'hidden')")
+    with pytest.raises(ConfigError, match="may not read") as error:
+        replica.follow(database.source(url=url), now)
+    assert "hidden" not in str(error.value)
+    replica.follow(database.source("t", url=url), now)
+    database.run(f"GRANT SELECT (id) ON {database.name}.secret TO {name}@'%'")
+    with pytest.raises(ConfigError, match="single columns"):
+        database.source("t", url=url).check()
 
 
 CHARSETS = [
