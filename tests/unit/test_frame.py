@@ -39,6 +39,7 @@ PROGRAMS_WITHIN = (  # documents whose snippets are programs
     "docs/log.md",
     "docs/results.md",
     "docs/schemas.md",
+    "docs/sourcing.md",
     "docs/testing.md",
 )
 HEAVY = {"pyspark", "pyarrow", "polars", "numpy", "pandas"}

@@ -436,9 +436,8 @@ class EventStore:
             else:
                 log = KafkaPartition(self.log, self.topic, partition)
             undo.callback(log.close)
-            index = StreamIndex(
-                self._index_folder / self.topic_id / f"{partition}.db", self.topic_id
-            )
+            path = self._index_folder / self.topic_id / f"{partition}.db"
+            index = StreamIndex(path, self.topic_id, self.partitions)
             undo.callback(index.close)
             options = self._options
             folding = Folding(log, index, self.decider, self.events, options.snapshot_every)

@@ -69,9 +69,13 @@ class StreamIndex:
     Args:
         path: The file; made if it is missing.
         topic_id: Of the topic; the index of another one is dropped.
+        partitions: Of the topic.
+
+    Raises:
+        ConfigError: the topic had another number of partitions, or the file cannot be opened.
     """
 
-    def __init__(self, path: Path, topic_id: str) -> None:
+    def __init__(self, path: Path, topic_id: str, partitions: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._runs: dict[str, list[EventRun]] = {}
@@ -92,9 +96,16 @@ class StreamIndex:
         if (about.get("topic_id"), about.get("format")) != (topic_id, _FORMAT):
             self._db.execute("BEGIN IMMEDIATE")
             self._empty()
-            rows = (("topic_id", topic_id), ("format", _FORMAT))
+            rows = (("topic_id", topic_id), ("format", _FORMAT), ("partitions", partitions))
             self._db.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", rows)
             self._db.execute("COMMIT")
+        elif about.get("partitions") != partitions:
+            self._db.close()
+            raise ConfigError(
+                f"the event topic had {about.get('partitions')} partitions and has {partitions}: streams would "
+                "continue in other partitions than they began in. Copy the events to a new topic, with a store "
+                "of its own, and use that"
+            )
         self._load_position()
 
     @staticmethod

@@ -63,7 +63,7 @@ class DiskPartition:
 
 def open_lane(disk: SimulatedDisk, control: ControlDb, index: Path) -> Lane:
     log, events = DiskPartition(disk, control), event_types()
-    of_streams = StreamIndex(index, "id")
+    of_streams = StreamIndex(index, "id", 1)
     folding = Folding(log, of_streams, ACCOUNT, events, 2)
     return Lane(
         log,

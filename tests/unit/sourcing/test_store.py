@@ -245,6 +245,17 @@ def test_events_that_were_deleted_are_missed(log: ms.EventLog, tmp_path: Path) -
         store.load("ada")
 
 
+def test_partitions_that_were_added_are_refused(log: ms.EventLog) -> None:
+    with open_store(log, partitions=1) as store:
+        store.handle("ada", [1])
+    log.alter_topic("ledger", partitions=2)
+    with (
+        open_store(log) as store,
+        pytest.raises(ms.ConfigError, match="had 1 partitions and has 2"),
+    ):
+        store.lane(0)
+
+
 def test_a_bug_in_a_decider_touches_no_other_command_and_leaves_nothing(log: ms.EventLog) -> None:
     def decide(command, state):
         state["seen"] = command  # which a decider must not do
