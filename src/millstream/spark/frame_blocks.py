@@ -162,16 +162,13 @@ class FrameBlocks:
             }
         )
         rows = session.createDataFrame(work, _WORK_SCHEMA)
-        place = F.create_map(*(F.lit(each) for pair in part_of.items() for each in pair))
+        # One call to the JVM, however many buckets there are.
+        places = ",".join(str(part_of.get(bucket, 0)) for bucket in range(max(part_of) + 1))
+        part = F.expr(f"get(array({places}), bucket)").alias(_PART)
         for table in sorted(tables):
             wanted = self._tables[table].where(_is_named() & F.col("port").isin(*ports))
             rows = rows.unionByName(
-                wanted.select(
-                    place[F.col("bucket")].alias(_PART),
-                    F.lit(table).alias(_TABLE),
-                    _NUMBER,
-                    "frame",
-                )
+                wanted.select(part, F.lit(table).alias(_TABLE), _NUMBER, "frame")
             )
         divided = rows.repartitionById(len(parts), F.col(_PART))
         return self.collect(divided.mapInArrow(_task(run), FRAME_SCHEMA))
