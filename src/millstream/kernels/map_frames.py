@@ -7,7 +7,7 @@ some row, which is searched; a result that is not as declared stops the job.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,7 +38,7 @@ class MapFrames:
     rows: RowsRule
 
     def apply(self, table: pl.DataFrame) -> StepResult:
-        given = table.select(self.columns_in)
+        given = _columns(table, self.columns_in)
         hidden = table.select(pl.col(f"^{HIDDEN_PREFIX}.*$"))
         if self.rows == "same":
             result = self._checked(self.function(given), dict(self.schema_out))
@@ -68,7 +68,7 @@ class MapFrames:
                 f"gave the columns {', '.join(result.columns)}. Declared are {', '.join(declared)}: "
                 "give just those, or declare others with schema="
             )
-        return result.select(list(declared))
+        return _columns(result, declared)
 
     def _row_numbers(self, numbers: pl.Series, height: int) -> pl.Series:
         if not numbers.dtype.is_integer() or not numbers.is_between(0, height - 1).all():
@@ -80,3 +80,8 @@ class MapFrames:
 
     def _wrong(self, what: str) -> UserCodeError:
         return UserCodeError(f"step {self.name!r}: its function {what}.", step=self.name)
+
+
+def _columns(table: pl.DataFrame, names: Iterable[str]) -> pl.DataFrame:
+    """Return the columns of these names, of which some may look like patterns to polars."""
+    return table.select([table[name] for name in names])

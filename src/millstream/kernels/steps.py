@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import polars as pl
+from polars import selectors
 
 from millstream.kernels.frames import HIDDEN_PREFIX, visible
 
@@ -138,16 +139,15 @@ class Explode:
     columns: tuple[str, ...]
 
     def apply(self, table: pl.DataFrame) -> StepResult:
-        lengths = table.select(_length(column, table.schema[column]) for column in self.columns)
-        length = lengths.to_series(0)
-        for other in lengths.iter_columns():
+        length, *others = (_lengths(table[column]) for column in self.columns)
+        for other in others:
             if not other.equals(length):
                 raise pl.exceptions.ShapeError(
                     f"the lists in {', '.join(self.columns)} are not equally long"
                 )
         # Whether those without elements give a row depends on the version of polars.
         kept = table.filter(length > 0)
-        return StepResult(kept.explode(*self.columns), kept.height)
+        return StepResult(kept.explode(selectors.by_name(*self.columns)), kept.height)
 
     def columns_before(self, wanted: ColumnNames) -> ColumnNames:
         return _joined(wanted, set(self.columns))
@@ -184,10 +184,12 @@ class SelectBranch:
         return wanted
 
 
-def _length(column: str, dtype: pl.DataType) -> pl.Expr:
-    lists = pl.col(column)
-    length = lists.arr.len() if isinstance(dtype, pl.Array) else lists.list.len()
-    return length.fill_null(0).cast(pl.UInt32).alias(column)
+def _lengths(lists: pl.Series) -> pl.Series:
+    lists = lists.alias(
+        "lists"
+    )  # the methods of a series find it by its name, which may look like a pattern
+    lengths = lists.arr.len() if isinstance(lists.dtype, pl.Array) else lists.list.len()
+    return lengths.fill_null(0).cast(pl.UInt32)
 
 
 def _all_of(table: pl.DataFrame) -> StepResult:

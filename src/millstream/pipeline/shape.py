@@ -47,8 +47,8 @@ class StreamShape:
         key_not_null: Whether no column of the primary key is ever null.
         is_table: Whether the rows are a table, and come as signed changes.
         append_only: Of a table: rows are only added, and none is ever taken back.
-        row_keys: Of a stream whose rows are replaced or taken back: sets of columns, each of which
-            identifies a row.
+        row_keys: Of the rows of windows that are not parts: sets of columns, each of which identifies a
+            row among those that hold.
         stable: Of such a stream, while no row is taken back without another in its place: the columns that
             both have in common.
         takes_back: Whether rows may be taken back without another in their place, also where rows replace
@@ -149,7 +149,7 @@ def windowed_shape(
         late_policy="drop",
         late_columns=late_columns if emission.late_policy == "side" else None,
         window_key=window_key,
-        row_keys=row_keys if changes else (),
+        row_keys=() if mode == "discard" else row_keys,
         stable=stable if changes else (),
         takes_back=changes and shape.mode == "retract",
         only_replaces=only_replaces,

@@ -241,7 +241,9 @@ class Stream(EventCollection):
         decide, then the event time. The state holds only the rows of the result.
 
         The result has a primary key if its rows have a number: ``top(3, by="price", per="item", rank="place")`` is
-        identified by item and place.
+        identified by item and place. Without one, or with other ``ties``, the rows of windows are identified by the
+        window and its ``by`` columns, as long as no step left these out. Of events nothing is known to identify
+        a row: make them a table first, with ``table(key=)``.
         """
         shape = self.shape.as_changes("top")
         kernel, shape = build_top(shape, n, by=by, per=per, ties=ties, rank=rank, name=name)

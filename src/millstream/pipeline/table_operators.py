@@ -67,6 +67,8 @@ def build_top(
     key, not_null = shape.primary_key, shape.key_not_null
     if key is None and rank is not None and ties == "row_number":
         key, not_null = (*groups, rank), False
+    elif key is None and shape.row_keys:
+        key, not_null = shape.row_keys[0], False
     return kernel, replace(derived_table(shape, columns, key), key_not_null=not_null)
 
 

@@ -73,7 +73,13 @@ def _compare(first: Result, other: Result, call: str) -> None:
 
 def _difference(one: pl.DataFrame, other: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the rows that only the first has, and those that only the second has."""
-    names = one.columns
-    lost = one.join(other, on=names, how="anti", nulls_equal=True)
-    gained = other.join(one, on=names, how="anti", nulls_equal=True)
-    return lost, gained
+    numbers = [
+        str(n) for n in range(one.width)
+    ]  # polars takes a name such as "^a.*$" for a pattern
+    ours, theirs = (
+        frame.rename(dict(zip(one.columns, numbers, strict=True))) for frame in (one, other)
+    )
+    lost = ours.join(theirs, on=numbers, how="anti", nulls_equal=True)
+    gained = theirs.join(ours, on=numbers, how="anti", nulls_equal=True)
+    names = dict(zip(numbers, one.columns, strict=True))
+    return lost.rename(names), gained.rename(names)

@@ -146,6 +146,33 @@ def test_sinks_take_columns_of_such_a_name(kind):
     assert rows_with("^a.*$") == rows_with("plain")
 
 
+def test_frames_for_functions_have_it():
+    def declare(stream, name):
+        def doubled(frame):
+            return frame.with_columns(pl.col("ab") * 2)
+
+        whole = stream.map_frames(doubled)
+        parts = whole.map_frames(lambda frame: doubled(frame.filter(pl.col("n") > 0)), rows="any")
+        parts.view("out", key="ab")
+
+    same(declare)
+
+
+def test_explode_takes_it():
+    def rows_with(given):
+        app = ms.App("names", log="unused")
+        stream = app.topic("events", {"ab": int, given: list[int]}, partitions=1).stream()
+        stream.explode(given).dedup(given, within="1 hour").view("out", key=["ab", given])
+        rows = [{"ab": n, given: [n, n + 1]} for n in range(5)]
+        return testing.run(app, {"events": rows}, batches=2)["out"].rows()
+
+    assert (
+        rows_with("^a.*$")
+        == rows_with("plain")
+        == [(0, 0), (0, 1), *((n, n + 1) for n in range(1, 5))]
+    )
+
+
 def test_names_that_would_be_taken_twice_are_refused():
     app = ms.App("names", log="unused")
     topic = app.topic("events", {"at": datetime, "^a$": str, "by 1": int})

@@ -129,3 +129,17 @@ def test_users_tests_have_it_as_a_fixture(tmp_path):
         check=False,
     )
     assert "1 passed" in ended.stdout, ended.stdout + ended.stderr
+
+
+def test_columns_whose_names_look_like_patterns_are_compared():
+    app = ms.App("patterns", log="unused")
+    rows = app.topic("rows", {"id": int, "^a.*$": int, "abc": int}, key="id").stream()
+    rows.view("rows", key="id")
+    out = testing.replay(app, {"rows": [{"id": n, "^a.*$": n, "abc": -n} for n in range(5)]})
+    assert out["rows"]["^a.*$"].to_list() == [0, 1, 2, 3, 4]
+    sized = rows.map_frames(
+        lambda frame: frame.with_columns(pl.lit(frame.height, pl.Int64).alias("abc"))
+    )
+    sized.view("sizes", key="id")
+    with pytest.raises(AssertionError, match="view 'sizes' is another one"):
+        testing.replay(app, {"rows": [{"id": n, "^a.*$": n, "abc": 0} for n in range(5)]})

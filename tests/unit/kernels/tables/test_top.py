@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from millstream import testing
+from millstream.errors import ConfigError
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 SCHEMA = {"id": str, "g": str | None, "v": int | None}
@@ -264,3 +265,43 @@ def record(values, names):
     key, *rest = values
     value = None if None in rest else json.dumps(dict(zip(names, values, strict=True))).encode()
     return testing.Row(value, key=key)
+
+
+@pytest.mark.parametrize("ties", ["rank", "dense_rank"])
+@pytest.mark.parametrize("mode", ["update", "retract", "final"])
+@pytest.mark.parametrize("session", [False, True])
+def test_ties_of_windows_are_kept_in_a_view_by_window_and_key(ties, mode, session):
+    app = new_app()
+    topic = app.topic("clicks", {"user": str | None, "at": datetime}, key="user", partitions=1)
+    clicks = topic.stream(time="at", watermark=ms.watermark("1 second", idle=None))
+    window = ms.session("10 seconds") if session else ms.tumbling("10 seconds")
+    counts = clicks.window(window, by="user").emit(mode).agg(n=ms.count())
+    counts.top(2, by="n", ties=ties, rank="place").view("top")
+    given = [(n % 5 or None, 7 * n % 53) for n in range(60)]
+    given = [*sorted(given, key=lambda each: each[1]), ("end", 900)]
+    users = [(user and str(user), second) for user, second in given]
+    rows = [{"user": user, "at": START + timedelta(seconds=second)} for user, second in users]
+    out = testing.replay(app, {"clicks": rows}, batchings=4, partitions=(1,))["top"]
+    counted = Counter(_windows_of(users, session=session, closed=mode == "final"))
+    sizes = sorted(counted.values(), reverse=True)
+    if ties == "dense_rank":
+        sizes = sorted(set(sizes), reverse=True)
+    wanted = Counter((n, sizes.index(n) + 1) for n in counted.values() if sizes.index(n) < 2)
+    assert Counter(zip(out["n"], out["place"], strict=True)) == wanted
+    with pytest.raises(ConfigError, match="Its rows have no key"):
+        counts.drop("user").top(2, by="n", ties=ties).view("other")
+
+
+def _windows_of(users, *, session, closed):
+    """Return the window of each click, as its key and a number of its own."""
+    last, number = {}, {}
+    for user, second in users:
+        if closed and second == 900:
+            continue
+        if not session:
+            yield user, second // 10
+            continue
+        apart = user not in last or second - last[user] >= 10
+        number[user] = number.get(user, 0) + apart
+        last[user] = second
+        yield user, number[user]
