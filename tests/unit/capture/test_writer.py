@@ -305,3 +305,26 @@ def test_an_address_that_is_not_known_is_refused_without_its_password() -> None:
         ms.capture("oracle://me:secret@host/db")
     assert "secret" not in str(refused.value)
     assert "mariadb://user@host:3306/database" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:secret%zz@host/db",
+        "postgresql://me:secret%00@host/db",
+        "postgresql://me:secret@host:port/db",
+        "postgresql://me:secret@host/db?nonsense=1",
+        "mariadb://me:sec[ret@host/db",
+        "mariadb://me:secret@host/db?ssl=secret",
+        "sqlite://me:secret@host/db",
+        "sqlite:///a%00b",
+    ],
+)
+def test_an_address_that_cannot_be_read_is_one_error_without_its_password(url) -> None:
+    pytest.importorskip("psycopg")
+    pytest.importorskip("pymysql")
+    with pytest.raises(ConfigError) as refused:
+        ms.capture(url, name="shop")
+    assert "secret" not in str(refused.value)
+    assert refused.value.__cause__ is None
+    assert refused.value.__suppress_context__ or refused.value.__context__ is None

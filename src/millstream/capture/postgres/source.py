@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
 from millstream.capture.postgres.catalog import (
@@ -77,6 +78,15 @@ _IDLE_S = 0.05
 _STORED_S = 120.0
 _IDENTITY = ("system", "timeline", "slot", "made", "publication")  # what progress has for good
 _NAME_MAX = 36  # of the 63 bytes that a slot's name may have
+
+
+def is_address(url: str) -> bool:
+    """Say whether the driver can read a URL: what it says of one that it cannot may hold the password."""
+    try:
+        conninfo_to_dict(url)
+    except ProgrammingError:
+        return False
+    return True
 
 
 class PostgresSource:

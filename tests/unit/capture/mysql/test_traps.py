@@ -149,3 +149,14 @@ def test_computed_columns_read_the_same_in_a_snapshot_and_in_the_log(database, r
     database.run("INSERT INTO t (id) VALUES (2)", "UPDATE t SET id = 5 WHERE id = 1")
     replica.follow(database.source(), now)
     assert sorted(tuple(row.values()) for row in replica.rows("t")) == [(2, 3, 4), (5, 6, 7)]
+
+
+def test_a_password_may_have_any_letters(database):
+    name = f"letters_{database.name}"
+    database.run("CREATE TABLE t (id INT PRIMARY KEY)")
+    for password in ("é", "€ and Ω"):
+        database.run(
+            f"CREATE OR REPLACE USER {name}@'%' IDENTIFIED BY '{password}'",
+            f"GRANT ALL PRIVILEGES ON *.* TO {name}@'%'",
+        )
+        database.source(url=database.url(name, password)).check()
