@@ -36,7 +36,10 @@ Row = dict[str, Any]
 
 
 class CapturedRecord(NamedTuple):
-    """A record for a topic. ``table``: it is a change of a table, whose topic may have to be created."""
+    """A record for a topic. ``table``: it is a change of a table, whose topic may have to be created.
+
+    ``truncate``: it has no key, and a topic that keeps the last record of each key may give it one.
+    """
 
     topic: str
     key: bytes | None
@@ -44,18 +47,19 @@ class CapturedRecord(NamedTuple):
     timestamp_ms: int
     headers: tuple[tuple[str, bytes], ...] = ()
     table: bool = False
+    truncate: bool = False
 
 
 @dataclass
 class CaptureTopics:
-    """The names of a capture's topics.
+    """The names of a capture's topics, and which table each is of, in this run or another.
 
     Raises:
         ConfigError: two tables would have one topic.
     """
 
     prefix: str
-    _tables: dict[str, tuple[str, str]] = field(default_factory=dict)
+    tables: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def transaction(self) -> str:
@@ -76,7 +80,7 @@ class CaptureTopics:
     def of_table(self, database: str, table: str) -> str:
         """Return the topic of a table: characters that topics may not have are underscores."""
         topic = f"{self.prefix}.{_NOT_IN_TOPICS.sub('_', f'{database}.{table}')}"
-        owner = self._tables.setdefault(topic, (database, table))
+        owner = self.tables.setdefault(topic, (database, table))
         if owner != (database, table) or topic in (self.transaction, self.progress):
             raise ConfigError(
                 f"the table {database}.{table} would have the topic {topic!r}, which "
@@ -164,7 +168,10 @@ class _Unit:
         before, after = change.before, change.after
         old = None if before is None else _key_of(change, before)
         new = None if after is None else _key_of(change, after)
-        if change.op == "u" and None not in (old, new) and old != new:
+        moved = change.op == "u" and old is not None and new is not None
+        if moved and to_json(old or {}) != to_json(
+            new or {}
+        ):  # 0.0 and -0.0 are equal, and two keys
             assert old is not None
             assert new is not None
             yield self._record(change, "d", old, before, None, header=(_NEW_KEY, new))
@@ -213,6 +220,7 @@ class _Unit:
             self.time_ms,
             () if header is None else ((header[0], to_json(header[1])),),
             table=True,
+            truncate=op == "t",
         )
 
     def _tombstone(self, change: TableChange, key: Row) -> CapturedRecord:

@@ -69,19 +69,25 @@ def _mariadb(
 def _postgres(
     url: str, tables: Sequence[str], name: str | None, password: str | None
 ) -> FoundSource:
+    unread = ConfigError(
+        "the address of a PostgreSQL database is not one that can be read. Give "
+        "postgresql://user@host:5432/database, with characters such as @ : / % in user and password written as "
+        "%40 %3A %2F %25, and options that PostgreSQL knows."
+    )
     parts = urlsplit(url)
     database = unquote(parts.path.removeprefix("/"))
     if not parts.hostname or not database or "/" in database:
-        raise ConfigError(
-            "the address of a PostgreSQL database is not one that can be read. Give "
-            "postgresql://user@host:5432/database, with characters such as @ : / in user and password written as "
-            "%40 %3A %2F."
-        )
+        raise unread
     name = _checked_name(database if name is None else name)
-    address = postgres_address(url)
+    try:
+        address = postgres_address(url)
+    except ConfigError:
+        raise unread from None
     if not parts.password and password is not None:
         address = with_password(address, password)
     found = _driven("millstream.capture.postgres.source", "PostgreSQL", "psycopg", "postgres")
+    if not found.is_address(address.url):
+        raise unread
     return FoundSource(found.PostgresSource(address, tables, name=name), name, "postgresql")
 
 
@@ -96,12 +102,16 @@ def _sqlite(
     url: str, tables: Sequence[str], name: str | None, _password: str | None
 ) -> FoundSource:
     parts = urlsplit(url)
-    if parts.netloc or len(parts.path) < 2 or parts.query or parts.fragment:
+    path_given = unquote(parts.path.removeprefix("/"))
+    if parts.netloc or not path_given or "\0" in path_given or parts.query or parts.fragment:
+        shown = (
+            repr(url) if not parts.netloc else f"sqlite://…{parts.path}"
+        )  # it may have a password
         raise ConfigError(
-            f"{url!r} is no SQLite database. Give sqlite:///relative/path or sqlite:////absolute/path, with ? # % "
+            f"{shown} is no SQLite database. Give sqlite:///relative/path or sqlite:////absolute/path, with ? # % "
             "written as %3F %23 %25."
         )
-    path = Path(unquote(parts.path.removeprefix("/")))
+    path = Path(path_given)
     name = _checked_name(path.stem if name is None else name)
     found = _driven("millstream.capture.sqlite.source", "SQLite", "sqlite3", "all")
     return FoundSource(found.SqliteSource(path, tables), name, "sqlite")

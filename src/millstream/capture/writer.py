@@ -41,18 +41,24 @@ from millstream.record import RecordMetadata
 PROGRESS_VERSION = 1
 TRANSACTION_TIMEOUT = "15 minutes"  # as long as Kafka's brokers allow
 _READ_BACK = 256  # offsets of the topic of progress that are read first, to find its last record
+_TRUNCATE_KEY = b"{}"  # of which the last is kept: what is before it is before all others, too
 _WAITING_MAX = 20_000  # futures kept before it is looked whether the first ones failed
 
 
 @dataclass(frozen=True)
 class StoredProgress:
-    """The last progress in the log. ``columns`` are those of the tables, by name, as last defined."""
+    """The last progress in the log. ``columns`` are those of the tables, by name, as last defined.
+
+    ``topics`` are those of tables, as they were read: each with the id that tells it from another one of its name,
+    and with its table.
+    """
 
     source: Progress
     position: str
     columns: dict[str, list[str]]
     snapshot_rows: int = 0
     changes: int = 0
+    topics: dict[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass
@@ -67,7 +73,8 @@ class CaptureWriter:
         cleanup: The same: "delete", "compact" or "compact,delete".
 
     Raises:
-        ConflictError: the topic of progress was made by another kind of source, or by a later version.
+        ConflictError: the topic of progress was made by another kind of source, or by a later version; it, or a topic
+            of a table, is no longer the one that was written.
     """
 
     log: EventLog
@@ -77,7 +84,7 @@ class CaptureWriter:
     partitions: int = 1
     cleanup: str = "delete"
     progress: StoredProgress | None = None
-    _known: set[str] = field(default_factory=set)
+    _known: dict[str, str] = field(default_factory=dict)
     _waiting: list[Future[RecordMetadata]] = field(default_factory=list)
 
     def __enter__(self) -> Self:
@@ -95,6 +102,10 @@ class CaptureWriter:
             )
             self._fence_older()
             self.progress = self._stored_progress()
+            if self.progress is None:
+                self._refuse_records_without_progress()
+            else:
+                self._check_topics(self.progress.topics)
             columns = {} if self.progress is None else dict(self.progress.columns)
             self._units = UnitRecords(self.topics, self.connector, self.clock_ms, columns)
             self._opened = stack.pop_all()
@@ -151,14 +162,17 @@ class CaptureWriter:
     def _send(self, record: CapturedRecord) -> None:
         if record.table:
             self._create(record.topic, partitions=self.partitions, cleanup=self.cleanup)
+        key = record.key
+        if record.truncate and "compact" in self.cleanup:
+            key = _TRUNCATE_KEY
         self._waiting.append(
             self._producer.send(
                 record.topic,
                 record.value,
-                key=record.key,
+                key=key,
                 timestamp_ms=record.timestamp_ms,
                 headers=dict(record.headers) or None,
-                partition=None if record.key is not None or self.partitions > 1 else 0,
+                partition=None if key is not None or self.partitions > 1 else 0,
             )
         )
         if len(self._waiting) >= _WAITING_MAX:
@@ -174,8 +188,10 @@ class CaptureWriter:
 
     def _create(self, topic: str, *, partitions: int = 1, cleanup: str = "delete") -> None:
         if topic not in self._known:
-            self.log.create_topic(topic, partitions=partitions, cleanup=cleanup, exist_ok=True)
-            self._known.add(topic)
+            made = self.log.create_topic(
+                topic, partitions=partitions, cleanup=cleanup, exist_ok=True
+            )
+            self._known[topic] = made.topic_id
 
     # ── progress ────────────────────────────────────────────────────────────────────────────
 
@@ -196,6 +212,11 @@ class CaptureWriter:
             "columns": self.progress.columns,
             "snapshot_rows": self.progress.snapshot_rows,
             "changes": self.progress.changes,
+            "topics": {
+                topic: [self._known[topic], *table]
+                for topic, table in self.topics.tables.items()
+                if topic in self._known
+            },
         }
         key = to_json({"serverName": self.topics.prefix})
         return CapturedRecord(self.topics.progress, key, to_json(value), self.clock_ms())
@@ -214,6 +235,39 @@ class CaptureWriter:
                 return None
             size *= 8
 
+    def _check_topics(self, topics: dict[str, list[str]]) -> None:
+        """Take over which topics there are.
+
+        Raises:
+            ConflictError: one was deleted, or made anew: it lacks what was written to it.
+        """
+        there = self.log.topics()
+        for topic, (topic_id, *table) in topics.items():
+            if topic not in there or there[topic].topic_id != topic_id:
+                raise ConflictError(
+                    f"{topic!r} is not the topic that this capture wrote to: it was deleted, and lacks the rows of "
+                    f"{'.'.join(table)} from before. Capture into another name, from a new snapshot."
+                )
+            self._known[topic] = topic_id
+            self.topics.tables[topic] = (table[0], table[1])
+
+    def _refuse_records_without_progress(self) -> None:
+        """Return if this capture has not written anything yet.
+
+        Raises:
+            ConflictError: it has, and its progress is gone: a new snapshot would leave rows that were deleted since.
+        """
+        topic = self.topics.transaction
+        start, end = self.log.offsets(topic)[0]
+        for first in range(start, end, _READ_BACK):
+            last = min(end, first + _READ_BACK)
+            if len(self.log.read(topic, 0, first, last, columns=("value",)).column("value")):
+                raise ConflictError(
+                    f"{topic!r} has transactions, and their progress is gone: {self.topics.progress!r} was deleted, or "
+                    f"another program writes the topics. Capture into another name, or delete all topics of "
+                    f"{self.topics.prefix!r} first."
+                )
+
     def _parsed(self, value: bytes | None) -> StoredProgress:
         try:
             found = json.loads(value or b"")
@@ -224,6 +278,7 @@ class CaptureWriter:
                 found["columns"],
                 found["snapshot_rows"],
                 found["changes"],
+                found["topics"],
             )
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptionError(

@@ -149,6 +149,54 @@ def test_two_tables_of_one_topic_are_refused() -> None:
         topics.of_table("db", "a_b")
 
 
+def test_two_tables_of_one_topic_are_refused_after_a_restart_too(log) -> None:
+    one, other = (
+        TableChange("db", name, "c", ("id",), None, {"id": 1, "name": "a"})
+        for name in ("a b", "a_b")
+    )
+    with writer_of(log) as writer:
+        writer.write([unit(1, one)])
+    with writer_of(log) as writer, pytest.raises(ConfigError, match="would have the topic"):
+        writer.write([unit(2, other)])
+
+
+def test_a_capture_whose_progress_is_lost_does_not_begin_anew_on_top_of_its_records(log) -> None:
+    with writer_of(log) as writer:
+        writer.write([unit(1, insert(1))])
+    log.delete_topic("shop.progress")
+    with pytest.raises(ConflictError, match="progress is gone"):
+        writer_of(log).__enter__()
+
+
+def test_a_topic_that_was_deleted_or_made_anew_is_refused(log) -> None:
+    with writer_of(log) as writer:
+        writer.write([unit(1, TableDefinition("shop", "users", COLUMNS, ("id",)), insert(1))])
+    log.delete_topic("shop.shop.users")
+    with pytest.raises(ConflictError, match=r"'shop\.shop\.users' is not the topic"):
+        writer_of(log).__enter__()
+    log.create_topic("shop.shop.users")
+    with pytest.raises(ConflictError, match=r"'shop\.shop\.users' is not the topic"):
+        writer_of(log).__enter__()
+
+
+@pytest.mark.parametrize(("old", "new"), [(0.0, -0.0), (1, 1.0), (1, True)])
+def test_keys_that_are_equal_and_written_otherwise_are_two(log, old, new) -> None:
+    moved = TableChange("shop", "t", "u", ("id",), {"id": old}, {"id": new})
+    with writer_of(log) as writer:
+        writer.write([unit(1, moved)])
+    deleted, tombstone, created = values(log, "shop.shop.t")
+    assert (deleted["op"], tombstone, created["op"]) == ("d", None, "c")
+
+
+def test_a_truncate_goes_into_a_compacted_topic(log) -> None:
+    truncate = TableChange("shop", "users", "t", ())
+    with CaptureWriter(
+        log, CaptureTopics("shop"), "test", lambda: 5000, cleanup="compact"
+    ) as writer:
+        writer.write([unit(1, insert(1)), unit(2, truncate), unit(3, insert(2))])
+    assert [one["op"] for one in values(log, "shop.shop.users")] == ["c", "t", "c"]
+
+
 class Walk:
     """A source with a history of transactions; it may be interrupted at any content."""
 
@@ -257,3 +305,26 @@ def test_an_address_that_is_not_known_is_refused_without_its_password() -> None:
         ms.capture("oracle://me:secret@host/db")
     assert "secret" not in str(refused.value)
     assert "mariadb://user@host:3306/database" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:secret%zz@host/db",
+        "postgresql://me:secret%00@host/db",
+        "postgresql://me:secret@host:port/db",
+        "postgresql://me:secret@host/db?nonsense=1",
+        "mariadb://me:sec[ret@host/db",
+        "mariadb://me:secret@host/db?ssl=secret",
+        "sqlite://me:secret@host/db",
+        "sqlite:///a%00b",
+    ],
+)
+def test_an_address_that_cannot_be_read_is_one_error_without_its_password(url) -> None:
+    pytest.importorskip("psycopg")
+    pytest.importorskip("pymysql")
+    with pytest.raises(ConfigError) as refused:
+        ms.capture(url, name="shop")
+    assert "secret" not in str(refused.value)
+    assert refused.value.__cause__ is None
+    assert refused.value.__suppress_context__ or refused.value.__context__ is None

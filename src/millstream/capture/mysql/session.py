@@ -105,7 +105,7 @@ class MariaDbSession:
                 host=address.host,
                 port=address.port,
                 user=address.user,
-                password=address.password,
+                password=address.password.encode(),  # which the driver would take for Latin-1
                 charset="utf8mb4",
                 autocommit=True,
                 connect_timeout=CONNECT_TIMEOUT_S,

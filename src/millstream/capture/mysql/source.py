@@ -16,6 +16,7 @@ a transaction was given in part        reads it from its beginning
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
 
 from millstream.capture.mysql.address import MariaDbAddress
@@ -187,12 +188,27 @@ class _Run:
         self._quiet = 0
 
     def units(self) -> Iterator[CaptureUnit]:
+        left_out = [name for name in self._tracker.names() if not self._wanted(*name)]
+        if left_out:
+            yield self._left_out(left_out)
         while True:
             pending = self._tracker.pending()
             if pending is None:
                 yield from self._transactions(None)
             else:
                 yield from self._chunk(*pending)
+
+    def _left_out(self, names: list[tuple[str, str]]) -> CaptureUnit:
+        """Return the end of tables that the patterns do not name any more: their changes are missed from here on."""
+        contents: list[UnitContent] = []
+        for name in names:
+            self._tracker.drop(*name)
+            contents += [
+                TableChange(*name, "t", ()),
+                TableDefinition(*name, (), (), dropped=True),
+            ]
+        position = f"{self._reader.position}/left out+{secrets.token_hex(4)}"
+        return CaptureUnit("snapshot", position, 0, iter(contents), self._progress())
 
     def _chunk(self, database: str, table: str) -> Iterator[CaptureUnit]:
         """Yield the transactions before the next chunk of a table, and the chunk."""
@@ -219,7 +235,9 @@ class _Run:
             TableChange(schema.database, schema.table, "r", schema.key, None, row)
             for row in chunk.rows
         )
-        position = f"{chunk.position}/{schema.name}/{'-'.join(chunk.last_key or ['end'])}"
+        # A table may be read twice at one place: it was left out for a while.
+        last = "-".join(chunk.last_key or ["end"])
+        position = f"{chunk.position}/{schema.name}/{last}+{secrets.token_hex(4)}"
         return CaptureUnit("snapshot", position, 0, contents, self._progress())
 
     def _progress(self) -> Progress:

@@ -174,7 +174,9 @@ def _alter(words: _Words, database: str) -> Iterator[TableEffect]:
             yield TableEffect("drop", *name)
             yield TableEffect("reload", *renamed.name(database))
             return
-        if renamed.skip("EXCHANGE", "PARTITION"):
+        if renamed.skip("CONVERT", "TABLE"):
+            yield TableEffect("drop", *renamed.name(database))
+        elif renamed.skip("CONVERT", "PARTITION") or renamed.skip("EXCHANGE", "PARTITION"):
             while renamed.peek() not in ("TABLE", ""):
                 renamed.at += 1
             renamed.skip("TABLE")

@@ -69,6 +69,16 @@ _REFUSED = {
     245: ("JSON in MySQL's binary format", "ALTER TABLE … MODIFY … LONGTEXT"),
     GEOMETRY: ("a geometry", "leave the table out of the capture"),
 }
+_SEQUENCE = (  # the columns of a SEQUENCE, which the log has as a table without a key; its numbers are no rows
+    "next_not_cached_value",
+    "minimum_value",
+    "maximum_value",
+    "start_value",
+    "increment",
+    "cache_size",
+    "cycle_option",
+    "cycle_count",
+)
 _SIGNS, _CHARSET_DEFAULT, _CHARSETS, _NAMES, _SET_LABELS, _ENUM_LABELS = 1, 2, 3, 4, 5, 6
 _KEY, _KEY_PREFIXES, _LABEL_CHARSET_DEFAULT, _LABEL_CHARSETS = 8, 9, 10, 11
 
@@ -102,7 +112,7 @@ class TableMap:
 def read_table_map(
     body: bytes, charsets: Mapping[int, str], wanted: Callable[[str, str], bool]
 ) -> TableMap | None:
-    """Return the table of a TABLE_MAP event; None if it is not wanted.
+    """Return the table of a TABLE_MAP event; None if it is not wanted, or a sequence.
 
     Args:
         charsets: The character set of each of the server's collations, by its number.
@@ -125,6 +135,8 @@ def read_table_map(
     layout = _Layout(f"{database}.{table}", types, metadata, optional, charsets)
     columns = tuple(layout.column(place, may_be_null) for place, may_be_null in enumerate(nullable))
     key = tuple(columns[place].name for place in _key_columns(optional))
+    if not key and tuple(column.name for column in columns) == _SEQUENCE:
+        return None
     return TableMap(table_id, database, table, columns, key, body[6:])
 
 

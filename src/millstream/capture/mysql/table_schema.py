@@ -85,7 +85,8 @@ class SchemaColumn:
         if self.data_type in ("bit", *_LABELLED) or self.data_type in _INTEGERS:
             return f"CAST({text} AS {'SIGNED' if value.startswith(b'-') else 'UNSIGNED'})"
         if self.data_type == "decimal":
-            return f"CAST({text} AS DECIMAL(65, 30))"
+            places = self.column_type.partition(",")[2].partition(")")[0] or "0"
+            return f"CAST({text} AS DECIMAL(65, {places}))"
         return text
 
     def renderer(self, table: str) -> Callable[[Any], Any]:

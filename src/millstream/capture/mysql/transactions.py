@@ -31,7 +31,7 @@ from millstream.capture.mysql.table_map import TableMap
 from millstream.errors import ConfigError, ConflictError, CorruptionError
 
 HELD_BYTES = 64 << 20
-_GOES_ON = ("BEGIN", "SAVEPOINT", "ROLLBACK TO", "RELEASE SAVEPOINT", "XA END", "XA START")
+_GOES_ON = ("BEGIN", "RELEASE SAVEPOINT", "XA END", "XA START")
 _ENDS = ("COMMIT", "XA COMMIT", "XA ROLLBACK", "XA PREPARE")
 
 
@@ -51,6 +51,9 @@ class _Group:
     held: list[TableMap | RowsEvent | Statement] = field(default_factory=list)
     size: int = 0
     ended: bool = False
+    given: bool = False
+    """Its beginning was given on: what is rolled back cannot be taken back."""
+    savepoints: dict[str, int] = field(default_factory=dict)
 
 
 class TransactionReader:
@@ -162,6 +165,8 @@ class TransactionReader:
 
     def _read_on(self, group: _Group, gtid: GlobalTransactionId) -> None:
         group.held.clear()
+        group.savepoints.clear()
+        group.given = True
         if not self._read_into(group, gtid):
             raise CorruptionError(
                 f"the binary log ends in the middle of the large transaction {gtid}: the server was killed while it "
@@ -193,7 +198,11 @@ class TransactionReader:
             group.ended = alone
             return
         text = statement.text.lstrip().upper()
-        if text.startswith(_ENDS):
+        if text.startswith("SAVEPOINT "):
+            group.savepoints[statement.text.split(None, 1)[1]] = len(group.held)
+        elif text.startswith("ROLLBACK"):
+            self._roll_back(group, gtid, statement.text.split(None, 2)[1:])
+        elif text.startswith(_ENDS):
             group.ended = True
         elif not text.startswith(_GOES_ON):
             raise ConfigError(
@@ -202,6 +211,20 @@ class TransactionReader:
                 "concerns a captured table cannot be known. Have sessions leave binlog_format as ROW, and "
                 "capture into a new prefix, from a new snapshot."
             )
+
+    def _roll_back(self, group: _Group, gtid: GlobalTransactionId, to_savepoint: list[str]) -> None:
+        """Take back what a transaction did: it is logged where something of it cannot be undone, such as a
+        table of an engine without transactions.
+        """
+        kept = group.savepoints.get(to_savepoint[-1]) if to_savepoint else 0
+        if group.given or kept is None:
+            raise ConfigError(
+                f"the large transaction {gtid} was rolled back, in part or whole, at {self.position}, after its beginning "
+                "was given on. Leave tables without transactions and temporary tables out of transactions that are so "
+                "large, and capture into a new prefix, from a new snapshot."
+            )
+        del group.held[kept:]
+        group.ended = not to_savepoint
 
     def _refuse_xa(self, rows: RowsEvent, gtid: GlobalTransactionId) -> None:
         if gtid.flags & FL_PREPARED_XA:

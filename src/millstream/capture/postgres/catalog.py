@@ -10,7 +10,7 @@ from psycopg.sql import Identifier
 from millstream.capture.postgres.stream import Session
 from millstream.capture.postgres.values import PgTypes
 from millstream.capture.table_patterns import TablePatterns
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, ConflictError
 
 OF_THE_SERVER = frozenset(("pg_catalog", "information_schema", "pg_toast"))
 _OLDEST = 130_000
@@ -29,49 +29,70 @@ class PgTable:
     readable: bool
     ours: bool
     primary_key: bool
+    partitioned: bool
+    hidden: bool
+    """A policy of row-level security may leave out rows for this role."""
+    computed_key: bool
 
     @property
     def quoted(self) -> str:
         return Identifier(self.schema, self.table).as_string(None)
 
+    @property
+    def alone(self) -> str:
+        """The table without those that inherit from it, which are tables of their own; its partitions are none."""
+        return self.quoted if self.partitioned else f"ONLY {self.quoted}"
+
+
+# The index that is a table's identity: UPDATE and DELETE are refused where only a deferrable one could be.
+_IDENTITY_INDEX = """
+    LEFT JOIN LATERAL (
+        SELECT i.indisprimary,
+               (SELECT array_agg(a.attname::text ORDER BY k.place)
+                FROM unnest(i.indkey) WITH ORDINALITY AS k(number, place)
+                JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.number
+                WHERE k.place <= i.indnkeyatts) AS key,
+               EXISTS (SELECT 1 FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> ''
+                       AND a.attnum = ANY (i.indkey)) AS computed
+        FROM pg_index i WHERE i.indrelid = c.oid AND i.indimmediate AND (i.indisprimary OR i.indisreplident)
+        ORDER BY (c.relreplident = 'i' AND i.indisreplident) DESC, i.indisprimary DESC LIMIT 1) i ON true
+"""
+
 
 def find_tables(session: Session, wanted: TablePatterns) -> list[PgTable]:
     """Return the tables that are captured. A partitioned table is one; its partitions are none."""
     rows = session.execute(
-        """
-        SELECT c.oid::int8, n.nspname, c.relname, c.relreplident::text,
-               coalesce((SELECT array_agg(a.attname::text ORDER BY k.place)
-                         FROM unnest(i.indkey) WITH ORDINALITY AS k(number, place)
-                         JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.number
-                         WHERE k.place <= i.indnkeyatts), '{}'),
-               c.relpersistence = 'p', has_table_privilege(c.oid, 'SELECT'), pg_has_role(c.relowner, 'USAGE'),
-               coalesce(i.indisprimary, false)
+        f"""
+        SELECT c.oid::int8, n.nspname, c.relname, c.relreplident::text, coalesce(i.key, '{{}}'),
+               c.relpersistence = 'p',
+               has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE'),
+               pg_has_role(c.relowner, 'USAGE'), coalesce(i.indisprimary, false), c.relkind = 'p',
+               row_security_active(c.oid), coalesce(i.computed, false)
         FROM pg_class c
         JOIN pg_namespace n ON n.oid = c.relnamespace
-        LEFT JOIN LATERAL (
-            SELECT * FROM pg_index WHERE indrelid = c.oid AND (indisprimary OR indisreplident)
-            ORDER BY (c.relreplident = 'i' AND indisreplident) DESC, indisprimary DESC LIMIT 1) i ON true
+        {_IDENTITY_INDEX}
         WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence <> 't'
         ORDER BY n.nspname, c.relname
-        """
+        """.encode()  # noqa: S608 - a constant of above
     ).fetchall()
-    found = [
-        PgTable(oid, schema, table, identity, tuple(key), logged, readable, ours, primary)
-        for oid, schema, table, identity, key, logged, readable, ours, primary in rows
+    return [
+        PgTable(oid, schema, table, identity, tuple(key), *flags)
+        for oid, schema, table, identity, key, *flags in rows
+        if wanted(schema, table)
     ]
-    return [one for one in found if wanted(one.schema, one.table)]
 
 
 def read_types(session: Session) -> PgTypes:
     """Return what domains and arrays are made of, and the names of types."""
+    # int2vector and oidvector have elements, too, and are written otherwise: no type has them as its array.
     rows = session.execute(
-        "SELECT oid::int8, typtype::text, typbasetype::int8, typelem::int8, typcategory::text, typname::text "
-        "FROM pg_type"
+        "SELECT oid::int8, typtype::text, typbasetype::int8, typname::text, "
+        "coalesce((SELECT e.oid::int8 FROM pg_type e WHERE e.typarray = t.oid), 0) FROM pg_type t"
     ).fetchall()
     return PgTypes(
         {oid: base for oid, kind, base, *_ in rows if kind == "d"},
-        {oid: element for oid, _, _, element, category, _ in rows if category == "A" and element},
-        {oid: name for oid, *_, name in rows},
+        {oid: element for oid, *_, element in rows if element},
+        {oid: name for oid, _, _, name, _ in rows},
     )
 
 
@@ -154,7 +175,20 @@ def table_faults(session: Session, tables: list[PgTable]) -> Iterator[PgFault]:
     for one in tables:
         if not one.readable:
             yield PgFault(
-                f"{one.quoted} may not be read", f"GRANT SELECT ON {one.quoted} TO {role[0]};"
+                f"{one.quoted} may not be read",
+                f"GRANT USAGE ON SCHEMA {Identifier(one.schema).as_string(None)} TO {role[0]}; "
+                f"GRANT SELECT ON {one.quoted} TO {role[0]};",
+            )
+        if one.hidden:
+            yield PgFault(
+                f"{one.quoted} has row-level security, which hides rows from a snapshot by this role, and not from the "
+                "WAL",
+                f"ALTER ROLE {role[0]} BYPASSRLS;",
+            )
+        if one.computed_key:
+            yield PgFault(
+                f"{one.quoted} has a generated column in its key, which the server does not send",
+                f"ALTER TABLE {one.quoted} REPLICA IDENTITY USING INDEX …, or leave it out",
             )
         if not one.logged:
             yield PgFault(
@@ -164,21 +198,49 @@ def table_faults(session: Session, tables: list[PgTable]) -> Iterator[PgFault]:
         elif one.identity == "n" or (one.identity == "d" and not one.primary_key):
             yield PgFault(
                 f"{one.quoted} has no replica identity: once it is published, the application's UPDATE and DELETE fail",
-                f"ALTER TABLE {one.quoted} ADD PRIMARY KEY (…); or ALTER TABLE {one.quoted} REPLICA IDENTITY FULL;",
+                f"ALTER TABLE {one.quoted} ADD PRIMARY KEY (…), which may not be DEFERRABLE; or "
+                f"ALTER TABLE {one.quoted} REPLICA IDENTITY FULL;",
             )
+        if one.partitioned:
+            yield from _partition_faults(session, one)
+
+
+def _partition_faults(session: Session, table: PgTable) -> Iterator[PgFault]:
+    """Yield what is wrong with partitions: each has an identity of its own, which is that of its rows in the WAL."""
+    rows = session.execute(
+        f"""
+        SELECT format('%%I.%%I', n.nspname, c.relname), c.relkind = 'f', c.relpersistence = 'p'
+        FROM pg_partition_tree(%s::oid) p JOIN pg_class c ON c.oid = p.relid JOIN pg_namespace n ON n.oid = c.relnamespace
+        {_IDENTITY_INDEX}
+        WHERE p.isleaf AND c.relkind <> 'p' AND (c.relkind = 'f' OR c.relpersistence <> 'p' OR c.relreplident <> %s
+              OR (c.relreplident = 'i' AND i.key IS DISTINCT FROM %s::text[])) ORDER BY 1
+        """.encode(),  # noqa: S608 - a constant of above
+        (table.oid, table.identity, list(table.key)),
+    ).fetchall()
+    for name, foreign, logged in rows:
+        what, remedy = "has another replica identity", f"ALTER TABLE {name} {_identity_of(table)};"
+        if foreign or not logged:
+            what = "is a foreign table" if foreign else "is unlogged"
+            what, remedy = (
+                f"{what}: its changes are not in the WAL",
+                "detach it, or leave the table out",
+            )
+        yield PgFault(f"{name}, a partition of {table.quoted}, {what}", remedy)
+
+
+def _identity_of(table: PgTable) -> str:
+    kinds = {"f": "FULL", "i": "USING INDEX …", "n": "NOTHING"}
+    return f"REPLICA IDENTITY {kinds.get(table.identity, 'DEFAULT')}"
 
 
 def publication_faults(session: Session, name: str, tables: list[PgTable]) -> Iterator[PgFault]:
     """Yield what is wrong with the publication, or what stands in the way of making it."""
     quoted = Identifier(name).as_string(None)
     found = session.execute(
-        "SELECT puballtables, pubinsert AND pubupdate AND pubdelete AND pubtruncate, pubviaroot, "
-        "pg_has_role(pubowner, 'USAGE') FROM pg_publication WHERE pubname = %s",
-        (name,),
+        "SELECT pg_has_role(pubowner, 'USAGE') FROM pg_publication WHERE pubname = %s", (name,)
     ).fetchone()
     missing = missing_tables(session, name, tables)
     ours = all(one.ours for one in missing)
-    listed = ", ".join(one.quoted for one in missing)
     if found is None:
         may = session.execute("SELECT has_database_privilege(current_database(), 'CREATE')")
         if not (ours and may.fetchone() == (True,)):
@@ -187,21 +249,28 @@ def publication_faults(session: Session, name: str, tables: list[PgTable]) -> It
                 publication_statement(name, missing),
             )
         return
-    if not found[1] or not found[2]:
+    if missing and not (ours and found[0]):
+        yield PgFault(
+            f"the publication {quoted} lacks tables, and the role may not add them",
+            f"ALTER PUBLICATION {quoted} ADD TABLE {', '.join(one.alone for one in missing)};",
+        )
+    yield from omission_faults(session, name)
+
+
+def omission_faults(session: Session, name: str) -> Iterator[PgFault]:
+    """Yield what the publication leaves out of the tables that it has."""
+    quoted = Identifier(name).as_string(None)
+    found = session.execute(
+        "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate AND pubviaroot "
+        "FROM pg_publication WHERE pubname = %s",
+        (name,),
+    ).fetchone()
+    if found == (False,):
         yield PgFault(
             f"the publication {quoted} leaves out some changes, or names partitions instead of their tables",
             f"ALTER PUBLICATION {quoted} SET (publish = 'insert, update, delete, truncate', "
             "publish_via_partition_root = true);",
         )
-    if missing and not (ours and found[3]):
-        yield PgFault(
-            f"the publication {quoted} lacks tables, and the role may not add them",
-            f"ALTER PUBLICATION {quoted} ADD TABLE {listed};",
-        )
-    yield from _filter_faults(session, name, quoted)
-
-
-def _filter_faults(session: Session, name: str, quoted: str) -> Iterator[PgFault]:
     if session.info.server_version < 150_000:
         return  # there are no filters before 15
     rows = session.execute(
@@ -214,6 +283,44 @@ def _filter_faults(session: Session, name: str, quoted: str) -> Iterator[PgFault
             f"the publication {quoted} leaves out rows or columns of {table}",
             f"ALTER PUBLICATION {quoted} DROP TABLE {table}; ALTER PUBLICATION {quoted} ADD TABLE {table};",
         )
+
+
+def refuse_alterations(session: Session, name: str, known: str | None) -> str:
+    """Return which definition of the publication this is: any ALTER but of its tables makes another one.
+
+    Args:
+        known: Which one it was; None if that is not known.
+
+    Raises:
+        ConflictError: it was altered, and so left changes out or may have.
+    """
+    found = session.execute(
+        "SELECT xmin::text FROM pg_publication WHERE pubname = %s", (name,)
+    ).fetchone()
+    now = "" if found is None else str(found[0])
+    faults = list(omission_faults(session, name))
+    if faults or (known is not None and now != known):
+        what = (
+            f"the publication {name} is gone"
+            if found is None
+            else f"the publication {name} was altered"
+        )
+        what = faults[0].what if faults else what
+        raise ConflictError(
+            f"{what}, so that the log may lack changes. Capture under a new name (--name), which begins with a new "
+            "snapshot."
+        )
+    return now
+
+
+def published_tables(session: Session, name: str) -> dict[int, int]:
+    """Return the tables that a publication names, by oid, with a number: it is another one if it left them out since."""
+    rows = session.execute(
+        "SELECT prrelid::int8, r.oid::int8 FROM pg_publication_rel r JOIN pg_publication p ON p.oid = prpubid "
+        "WHERE pubname = %s",
+        (name,),
+    )
+    return dict(rows.fetchall())
 
 
 def missing_tables(session: Session, name: str, tables: list[PgTable]) -> list[PgTable]:
@@ -229,7 +336,7 @@ def missing_tables(session: Session, name: str, tables: list[PgTable]) -> list[P
 
 def publication_statement(name: str, tables: list[PgTable]) -> str:
     """Return the statement that makes a publication of tables."""
-    listed = ", ".join(one.quoted for one in tables)
+    listed = ", ".join(one.alone for one in tables)
     return (
         f"CREATE PUBLICATION {Identifier(name).as_string(None)} FOR TABLE {listed} "
         "WITH (publish_via_partition_root = true);"
@@ -243,6 +350,6 @@ def publish(session: Session, name: str, tables: list[PgTable]) -> None:
     if there is None:
         session.execute(publication_statement(name, missing).encode())
     elif missing:
-        listed = ", ".join(one.quoted for one in missing)
+        listed = ", ".join(one.alone for one in missing)
         quoted = Identifier(name).as_string(None)
         session.execute(f"ALTER PUBLICATION {quoted} ADD TABLE {listed}".encode())

@@ -84,8 +84,10 @@ class PgSnapshot:
         except errors.UndefinedTable:
             return None
         same = self._session.execute(
-            "SELECT 1 FROM pg_class WHERE oid = %s AND oid = to_regclass(%s) AND relname = %s "
-            "AND (relkind = 'p' OR relfilenode = pg_relation_filenode(oid))",
+            "SELECT 1 FROM pg_class c WHERE oid = %s AND oid = to_regclass(%s) AND relname = %s "
+            "AND (relkind = 'p' OR relfilenode = pg_relation_filenode(oid)) AND NOT EXISTS ("
+            "SELECT 1 FROM pg_partition_tree(c.oid) t JOIN pg_class p ON p.oid = t.relid "
+            "WHERE p.relkind = 'r' AND p.relfilenode <> pg_relation_filenode(p.oid))",
             (table.oid, table.quoted, table.table),
         ).fetchone()
         if same is None:
@@ -101,14 +103,17 @@ class PgSnapshot:
         """Yield the rows of a table, in the order of its key if it has one, from behind a key on."""
         with self._session.cursor().copy(_statement(read, after)) as copy:
             for line in copy:
-                yield parse_copy_line(bytes(line))
+                yield parse_copy_line(bytes(line)) if read.columns else []
 
 
 def _statement(read: ReadTable, after: list[str] | None) -> Any:
     columns = SQL(", ").join(Identifier(column.name) for column in read.columns)
     name = Identifier(read.table.schema, read.table.table)
     key = SQL(", ").join(Identifier(column) for column in read.table.key)
-    query = SQL("SELECT {} FROM {}").format(columns, name)
+    only = SQL(
+        "" if read.table.partitioned else "ONLY "
+    )  # tables that inherit are captured as their own
+    query = SQL("SELECT {} FROM {}{}").format(columns, only, name)
     if after is not None:
         values = SQL(", ").join(Literal(value) for value in after)
         query += SQL(" WHERE ({}) > ({})").format(key, values)

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
 from millstream.capture.postgres.catalog import (
@@ -36,7 +37,9 @@ from millstream.capture.postgres.catalog import (
     find_tables,
     publication_faults,
     publish,
+    published_tables,
     read_types,
+    refuse_alterations,
     refuse_faults,
     server_faults,
     table_faults,
@@ -73,7 +76,17 @@ HEARTBEAT_S = 10.0
 _LOOK_S = 30.0  # how often it is looked whether tables were created or dropped
 _IDLE_S = 0.05
 _STORED_S = 120.0
+_IDENTITY = ("system", "timeline", "slot", "made", "publication")  # what progress has for good
 _NAME_MAX = 36  # of the 63 bytes that a slot's name may have
+
+
+def is_address(url: str) -> bool:
+    """Say whether the driver can read a URL: what it says of one that it cannot may hold the password."""
+    try:
+        conninfo_to_dict(url)
+    except ProgrammingError:
+        return False
+    return True
 
 
 class PostgresSource:
@@ -194,6 +207,8 @@ class _Run:
 
     def units(self, progress: Progress | None) -> Iterator[CaptureUnit]:
         source = self.source
+        if progress is not None and progress["made"]:
+            refuse_alterations(self.session, source.name, progress.get("publication"))
         tables = source.checked_tables(
             self.session, slot_needed=progress is None or not progress["made"]
         )
@@ -203,10 +218,12 @@ class _Run:
             self._wait_stored(progress)
         if not progress["made"]:
             publish(self.session, source.name, tables)
-            progress = {**progress, "made": True, "lsn": self._made(progress["slot"])}
+            publication = refuse_alterations(self.session, source.name, None)
+            place = self._made(progress["slot"])
+            progress = {**progress, "made": True, "lsn": place, "publication": publication}
         check_slot(self.session, source.address, progress, source.name)
         self._lsn = progress["lsn"]
-        self._identity = {key: progress[key] for key in ("system", "timeline", "slot", "made")}
+        self._identity = {key: progress[key] for key in _IDENTITY if key in progress}
         self._tracker = PgTableTracker(progress["tables"], self._look)
         now = self.session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
         assert now is not None
@@ -265,12 +282,14 @@ class _Run:
 
     # ── tables ──────────────────────────────────────────────────────────────────────────────
 
-    def _look(self) -> tuple[list[PgTable], PgTypes]:
+    def _look(self) -> tuple[list[PgTable], PgTypes, dict[int, int]]:
         self._looked_s = time.monotonic()
+        refuse_alterations(self.session, self.source.name, self._identity.get("publication"))
         tables = find_tables(self.session, self.source.wanted)
         refuse_faults(list(table_faults(self.session, tables)), self.source.address.shown)
         publish(self.session, self.source.name, tables)
-        return tables, read_types(self.session)
+        published = published_tables(self.session, self.source.name)
+        return tables, read_types(self.session), published
 
     def _refreshed(self) -> Iterator[CaptureUnit]:
         gone = list(self._tracker.refresh())

@@ -29,7 +29,7 @@ SLOT_WAIT_S = 30.0
 _CONNECT_S = 10
 _OPTIONS = (
     "-c datestyle=ISO -c intervalstyle=iso_8601 -c timezone=UTC -c bytea_output=hex -c extra_float_digits=3 "
-    "-c client_encoding=UTF8 -c statement_timeout=0 -c idle_in_transaction_session_timeout=0"
+    "-c client_encoding=UTF8 -c row_security=off -c statement_timeout=0 -c idle_in_transaction_session_timeout=0"
 )
 Session = psycopg.Connection[tuple[Any, ...]]
 

@@ -58,22 +58,36 @@ class PgTableTracker:
     """Turns messages into changes and definitions. ``entries`` are JSON, by the tables' oids, and never modified."""
 
     entries: dict[str, Entry]
-    look: Callable[[], tuple[list[PgTable], PgTypes]]
+    look: Callable[[], tuple[list[PgTable], PgTypes, dict[int, int]]]
     tables: dict[int, PgTable] = field(default_factory=dict)
     types: PgTypes = field(default_factory=PgTypes)
+    _published: dict[int, int] = field(default_factory=dict)
     _layouts: dict[int, TableLayout] = field(default_factory=dict)
 
     def refresh(self) -> Iterator[UnitContent]:
-        """Look at the catalogue: tables that are there for the first time are new, those that are gone are dropped."""
-        found, self.types = self.look()
+        """Look at the catalogue: tables that are there for the first time are new, those that are gone are dropped.
+
+        A table that has another name now, or was not published for a while, is read anew: the stream may have
+        nothing that says so.
+        """
+        found, self.types, self._published = self.look()
         self.tables = {one.oid: one for one in found}
         for oid, entry in list(self.entries.items()):
-            if int(oid) not in self.tables:
-                self.entries = {key: one for key, one in self.entries.items() if key != oid}
-                yield from _emptied(entry, dropped=True)
+            now = self.tables.get(int(oid))
+            if now is not None and not self._is_other(now, entry):
+                continue
+            self.entries = {key: one for key, one in self.entries.items() if key != oid}
+            self._layouts.pop(int(oid), None)  # the stream may still have changes from before
+            renamed = now is None or (now.schema, now.table) != (entry["schema"], entry["table"])
+            yield from _emptied(entry, dropped=renamed)
         for one in found:
             if str(one.oid) not in self.entries:
                 self._set(one.oid, {"schema": one.schema, "table": one.table, "state": "new"})
+
+    def _is_other(self, table: PgTable, entry: Entry) -> bool:
+        named = (table.schema, table.table) == (entry["schema"], entry["table"])
+        published = self._published.get(table.oid)
+        return not named or entry.get("published", published) != published
 
     def pending(self) -> list[PgTable]:
         """Return the tables of which there is something to read."""
@@ -115,6 +129,7 @@ class PgTableTracker:
             "after": after,
             "columns": _described(columns),
             "key": list(table.key),
+            "published": self._published.get(table.oid),
         }
         self._set(table.oid, entry)
 
@@ -171,8 +186,8 @@ class PgTableTracker:
 
     def change(self, message: PgChange) -> TableChange | None:
         """Return a change; None of a table that is not captured, or new."""
-        layout = self._layouts.get(message.oid)
-        if layout is None or self.entries[str(message.oid)]["state"] == "new":
+        layout, entry = self._layouts.get(message.oid), self.entries.get(str(message.oid))
+        if layout is None or entry is None or entry["state"] == "new":
             return None
         after = None if message.new is None else layout.row(message.new)
         before = None if message.old is None else layout.row(message.old)

@@ -128,10 +128,24 @@ def installed_triggers(connection: sqlite3.Connection) -> dict[str, tuple[str, s
     return {name: (table, sql) for name, table, sql in rows}
 
 
-def has_triggers(installed: dict[str, tuple[str, str]], table: SqliteTable) -> bool:
-    """Say whether a table has exactly the triggers that it should have."""
+def has_triggers(
+    connection: sqlite3.Connection, installed: dict[str, tuple[str, str]], table: SqliteTable
+) -> bool:
+    """Say whether a table has exactly the triggers that it should have, and the application made none after them."""
+    if table.uniques and _is_overtaken(connection, table):
+        return False
     mine = sorted(sql for owner, sql in installed.values() if owner == table.name)
     return mine == sorted(create_triggers(table))
+
+
+def _is_overtaken(connection: sqlite3.Connection, table: SqliteTable) -> bool:
+    found = connection.execute(
+        "SELECT 1 FROM sqlite_schema WHERE type = 'trigger' AND tbl_name = ? COLLATE NOCASE "
+        "AND substr(name, 1, ?) <> ? AND rowid > (SELECT min(rowid) FROM sqlite_schema "
+        "WHERE type = 'trigger' AND tbl_name = ? COLLATE NOCASE AND substr(name, 1, ?) = ?)",
+        (table.name, len(OUR_PREFIX), OUR_PREFIX) * 2,
+    )
+    return found.fetchone() is not None
 
 
 def install_triggers(connection: sqlite3.Connection, table: SqliteTable) -> None:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from millstream.errors import ConfigError, CorruptionError
 
+_GROUP = 50  # columns in one pair of parentheses: an expression may be 1000 levels deep, and a table be wider
 SqliteValue: TypeAlias = int | float | str | bytes | None
 
 
@@ -28,7 +29,9 @@ def quote_text(text: str) -> str:
 
 def encoded(columns: Sequence[str], row: str) -> str:
     """Return SQL that writes the columns of a row: ``NEW``, ``OLD`` or a table's name."""
-    return " || ',' || ".join(_encoded(f"{row}.{quote_identifier(name)}") for name in columns)
+    values = [_encoded(f"{row}.{quote_identifier(name)}") for name in columns]
+    groups = [values[at : at + _GROUP] for at in range(0, len(values), _GROUP)]
+    return " || ',' || ".join("(" + " || ',' || ".join(group) + ")" for group in groups)
 
 
 def _encoded(column: str) -> str:

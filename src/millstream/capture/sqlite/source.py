@@ -272,7 +272,7 @@ def _install(
     defined = {
         table.name: {"columns": [list(column) for column in table.columns], "key": list(table.key)}
         for table in tables.values()
-        if table.name in altered or not has_triggers(installed, table)
+        if table.name in altered or not has_triggers(connection, installed, table)
     }
     for name in defined:
         install_triggers(connection, tables[name])
@@ -286,7 +286,7 @@ def _all_have_triggers(connection: sqlite3.Connection, tables: dict[str, SqliteT
     installed = installed_triggers(connection)
     owners = {owner for owner, _ in installed.values()}
     return owners <= set(tables) and all(
-        has_triggers(installed, table) for table in tables.values()
+        has_triggers(connection, installed, table) for table in tables.values()
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from millstream.capture.sqlite.encoding import quote_identifier
 from millstream.errors import ConfigError
 
 OUR_PREFIX = "_millstream_"
+_AFTER = re.compile(r"\bAFTER\s+(INSERT|UPDATE|DELETE)\b", re.IGNORECASE)
 _COLLATIONS = frozenset(("BINARY", "NOCASE", "RTRIM"))
 
 
@@ -33,6 +35,12 @@ class SqliteTable:
     @property
     def column_names(self) -> tuple[str, ...]:
         return tuple(name for name, _ in self.columns)
+
+    @property
+    def rowid(self) -> str | None:
+        """A name of the number that each row has: a column may have taken it, and None is left if columns have all."""
+        taken = {name.lower() for name in self.column_names}
+        return next((name for name in ("rowid", "_rowid_", "oid") if name not in taken), None)
 
     def is_blob(self, column: str) -> bool:
         """Say whether a column is declared as BLOB."""
@@ -100,6 +108,33 @@ def refuse_faults(connection: sqlite3.Connection, tables: dict[str, SqliteTable]
         raise ConfigError(f"the database cannot be captured as it is:\n{listed}")
 
 
+def _trigger_faults(connection: sqlite3.Connection, table: SqliteTable) -> list[str]:
+    """Return what keeps our triggers from seeing the rows that another one takes the place of."""
+    faults = []
+    if table.rowid is None:
+        faults.append(
+            f"{table.name} has columns called rowid, _rowid_ and oid. Mend it: rename one of them"
+        )
+    triggers = connection.execute(
+        "SELECT name, sql FROM sqlite_schema WHERE type = 'trigger' AND tbl_name = ? COLLATE NOCASE "
+        "AND substr(name, 1, ?) <> ?",
+        (table.name, len(OUR_PREFIX), OUR_PREFIX),
+    ).fetchall()
+    writes = re.compile(
+        r"\b(INSERT|REPLACE|UPDATE)\b(\s+OR\s+\w+)?(\s+INTO)?\s*[\"`\[']?"
+        + re.escape(table.name)
+        + r"(?!\w)",
+        re.IGNORECASE,
+    )
+    for name, sql in triggers:
+        if not _AFTER.search(sql) and writes.search(sql):
+            faults.append(
+                f"{table.name} has a unique index, and the trigger {name}, which writes to it again before a row is "
+                "written. Mend it: make the trigger an AFTER trigger"
+            )
+    return faults
+
+
 def _faults(connection: sqlite3.Connection, table: SqliteTable) -> list[str]:
     name = quote_identifier(table.name)
     faults = []
@@ -111,6 +146,8 @@ def _faults(connection: sqlite3.Connection, table: SqliteTable) -> list[str]:
         faults.append(
             f"{table.name} is WITHOUT ROWID. Mend it: make the table anew as an ordinary one"
         )
+    if table.uniques:
+        faults += _trigger_faults(connection, table)
     for unique in table.uniques:
         if any(column is None for column, _ in unique.columns):
             faults.append(

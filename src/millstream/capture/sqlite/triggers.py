@@ -3,7 +3,8 @@
 ``INSERT OR REPLACE`` and ``UPDATE OR REPLACE`` delete the rows that are in the way, and SQLite runs no DELETE trigger for
 them unless a writer has set ``recursive_triggers``. So a BEFORE trigger notes the rows that share a unique value with the
 new one (``?``), and the AFTER trigger makes deletions of those that are gone. Notes of a statement that replaced nothing
-are overwritten by the next one, and never captured.
+are overwritten by the next one, and never captured. SQLite runs the trigger first that was made last: so ours run before
+those of the application, which may write to the table again.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ def create_triggers(table: SqliteTable) -> Iterator[str]:
     if resolve:
         yield _trigger(table, "before_insert", "BEFORE INSERT", _note(table, "1"))
         yield _trigger(
-            table, "before_update", "BEFORE UPDATE", _note(table, "t.rowid <> OLD.rowid")
+            table,
+            "before_update",
+            "BEFORE UPDATE",
+            _note(table, f"t.{table.rowid} <> OLD.{table.rowid}"),
         )
 
 
@@ -74,7 +78,7 @@ def _note(table: SqliteTable, condition: str) -> str:
     return (
         f"DELETE FROM {CHANGES} WHERE op = '?' AND tbl = {name}; "  # noqa: S608 - quoted
         f"INSERT INTO {CHANGES} (tbl, op, at_ms, ref, key, before) "
-        f"SELECT {name}, '?', {NOW_MS}, t.rowid, {encoded(table.key, 't')}, {encoded(table.column_names, 't')} "
+        f"SELECT {name}, '?', {NOW_MS}, t.{table.rowid}, {encoded(table.key, 't')}, {encoded(table.column_names, 't')} "
         f"FROM {quote_identifier(table.name)} AS t WHERE ({shared}) AND {condition};"
     )
 
@@ -86,7 +90,7 @@ def _resolve(table: SqliteTable) -> str:
     return (
         f"UPDATE {CHANGES} SET op = 'd' WHERE op = '?' AND tbl = {name} "  # noqa: S608 - quoted
         f"AND NOT EXISTS (SELECT 1 FROM {quote_identifier(table.name)} AS t "
-        f"WHERE t.rowid = {CHANGES}.ref AND {key} = {CHANGES}.key) "
+        f"WHERE t.{table.rowid} = {CHANGES}.ref AND {key} = {CHANGES}.key) "
         f"AND NOT EXISTS (SELECT 1 FROM {CHANGES} AS later WHERE later.seq > {CHANGES}.seq "
         f"AND later.op = 'd' AND later.tbl = {name} AND later.key = {CHANGES}.key); "
     )

@@ -180,6 +180,68 @@ def test_rows_that_others_take_the_place_of_are_deleted(tmp_path, statement, rec
     assert len(deleted) <= 4
 
 
+@pytest.mark.parametrize(
+    ("columns", "row"),
+    [
+        ("rowid TEXT", "'same'"),
+        ("ROWID INT, oid INT", "7, 7"),
+        ("_rowid_ INT", "NULL"),
+    ],
+)
+def test_rows_are_told_apart_though_a_column_is_called_rowid(tmp_path, columns, row):
+    database = Database(
+        tmp_path,
+        f"CREATE TABLE u (k TEXT PRIMARY KEY NOT NULL, n INT UNIQUE, {columns})",
+        f"INSERT INTO u VALUES ('a', 1, {row}), ('b', 2, {row})",
+    )
+    database.follow()
+    database.run("UPDATE OR REPLACE u SET n = 1 WHERE k = 'b'")
+    database.follow()
+    database.assert_captured("u")
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_triggers_of_the_application_that_write_again_hide_no_row(tmp_path, later):
+    """The application may make its trigger while the capture is stopped."""
+    trigger = (
+        "CREATE TRIGGER stamp AFTER INSERT ON U BEGIN UPDATE u SET at = 5 WHERE id = NEW.id; END"
+    )
+    database = Database(
+        tmp_path,
+        "CREATE TABLE u (id INTEGER PRIMARY KEY, n INT UNIQUE, at INT)",
+        "INSERT INTO u VALUES (20, 1, 0), (21, 2, 0)",
+        *([] if later else [trigger]),
+    )
+    database.follow()
+    database.run(*([trigger] if later else []), "INSERT OR REPLACE INTO u VALUES (2, 1, 0)")
+    database.follow()
+    database.assert_captured("u")
+    database.run("INSERT OR REPLACE INTO u VALUES (3, 2, 0)")
+    database.follow()
+    database.assert_captured("u")
+    assert [one.op for one in database.replica.changes()].count("t") == later
+
+
+def test_a_trigger_that_writes_again_before_a_row_is_written_is_refused(tmp_path):
+    database = Database(
+        tmp_path,
+        "CREATE TABLE u (id INTEGER PRIMARY KEY, n INT UNIQUE)",
+        "CREATE TRIGGER again BEFORE INSERT ON u WHEN NEW.id < 10 BEGIN "
+        "INSERT OR REPLACE INTO u VALUES (NEW.id + 10, NEW.n + 1); END",
+    )
+    with pytest.raises(ConfigError, match="the trigger again"):
+        database.follow()
+
+
+def test_a_wide_table_is_captured(tmp_path):
+    columns = ", ".join(f"c{number} INT" for number in range(1200))
+    database = Database(tmp_path, f"CREATE TABLE u (id INTEGER PRIMARY KEY, {columns})")
+    database.follow()
+    database.run("INSERT INTO u (id, c0, c1199) VALUES (1, 2, 3)")
+    database.follow()
+    database.assert_captured("u")
+
+
 def test_tables_that_are_altered_made_and_dropped_are_followed(tmp_path):
     database = Database(tmp_path, T, "CREATE TABLE gone (id INTEGER PRIMARY KEY)")
     database.run("INSERT INTO t VALUES (1, 'a', 1)", "INSERT INTO gone VALUES (1)")
