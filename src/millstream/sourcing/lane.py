@@ -271,13 +271,15 @@ class Lane:
 
     def _decide_on(self, one: PendingCommand, aggregate: FoldedStream) -> list[SimpleRecord]:
         """Decide on an aggregate, and bring it up to what was decided; return the records of that."""
-        one.data = list(self._decider.decide(one.command, aggregate.state))
-        if not one.data:
+        decided = list(self._decider.decide(one.command, aggregate.state))
+        one.data = []
+        if not decided:
             return []
         # A stream's times never go back, so that its state at a time is well defined.
         timestamp_ms = max(self._clock_ms(), aggregate.timestamp_ms)
-        for version, data in enumerate(one.data, start=aggregate.version + 1):
-            kind, fields = self._events.encode(data)
+        for version, data in enumerate(decided, start=aggregate.version + 1):
+            kind, fields, again = self._events.encode(data)
+            one.data.append(again)
             name, schema = kind.name, kind.version
             one.events.append(
                 RawEvent(

@@ -160,7 +160,7 @@ def test_what_was_sealed_as_one_field_opens_as_no_other(tmp_path: Path) -> None:
 
     keys = SubjectKeys(tmp_path / "keys.db")
     with_keys = types.sealed_with(keys)
-    _, fields = with_keys.encode(ADA)
+    _, fields, _ = with_keys.encode(ADA)
     assert with_keys.decode("joined", 1, fields, "here") == ADA
     swapped = {**fields, "name": fields["email"], "email": fields["name"]}
     with pytest.raises(ms.MillstreamError, match="its bytes were changed"):
