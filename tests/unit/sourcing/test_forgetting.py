@@ -184,3 +184,14 @@ def test_personal_fields_need_keys_and_a_subject(log: ms.EventLog, tmp_path: Pat
     (tmp_path / "bad.db").write_bytes(b"no database" * 100)
     with pytest.raises(ms.ConfigError, match="restore it from its backup"):
         open_club(log, tmp_path, keys=tmp_path / "bad.db")
+
+
+def test_no_file_of_keys_can_be_read_by_other_users(tmp_path: Path) -> None:
+    from millstream.sourcing.subject_keys import SubjectKeys
+
+    keys = SubjectKeys(tmp_path / "keys.db")
+    keys.seal("m1", "Ada", "here")
+    rights = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    keys.close()
+    assert "keys.db-wal" in rights
+    assert set(rights.values()) == {0o600}
