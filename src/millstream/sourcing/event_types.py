@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from millstream.choices import did_you_mean
 from millstream.errors import ConfigError, UserCodeError
 from millstream.kernels.code_digest import code_digest, digest
-from millstream.sourcing.json_form import ENCODER, Decode, decoder_of
+from millstream.sourcing.json_form import ENCODER, Decode, decoder_of, difference_of
 from millstream.sourcing.subject_keys import SEALED, SubjectKeys
 
 EventClass = TypeVar("EventClass", bound=type)
@@ -175,20 +175,22 @@ class EventTypes:
             )
         return found
 
-    def encode(self, event: object) -> tuple[EventType, Any]:
-        """Return the type of an event, and its fields in JSON values.
+    def encode(self, event: object) -> tuple[EventType, Any, Any]:
+        """Return the type of an event, its fields in JSON values, and the event as it will be read.
 
         Raises:
-            ConfigError: its class is not registered, or a field has no form in JSON.
+            ConfigError: its class is not registered, a field has no form in JSON, or it would be read as
+                another value than it has.
         """
         found = self.type_of(event)
         try:
             fields = _plain_fields(event)
-            return found, self._seal(found, fields) if found.personal else fields
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"an event {found.name!r} cannot be written as JSON: {error}; change its fields"
             ) from error
+        again = _read_again(found, event, fields)
+        return found, self._seal(found, fields) if found.personal else fields, again
 
     def decode(self, name: str, version: int, fields: Any, where: str) -> Any:
         """Return the event that was stored under a name and version, as today's code has it.
@@ -261,9 +263,47 @@ def _check_personal(name: str, kind: Any, subject: str | None, personal: Mapping
         )
 
 
+def _read_again(kind: EventType, event: object, fields: Any) -> Any:
+    """Return an event as it will be read: what is folded today is what will be folded then.
+
+    Raises:
+        ConfigError: it would be another one, or none.
+    """
+    try:
+        again = kind.decode(json.loads(ENCODER.encode(fields)) if _is_deep(fields) else fields)
+    except Exception as error:
+        raise ConfigError(
+            f"an event {kind.name!r} could not be read again ({type(error).__name__} in its class): nothing "
+            "was appended. Give its fields values of the types that they are declared with"
+        ) from error
+    difference = difference_of(again, event)
+    if difference is not None:
+        raise ConfigError(
+            f"an event {kind.name!r} would be read as another one than it is: {difference}. Nothing was "
+            "appended; declare the field with the type of its value, and let the class not change what "
+            "it is given"
+        )
+    for name, value in fields.items():
+        if isinstance(value, dict) and SEALED in value and name not in kind.personal:
+            raise ConfigError(
+                f"the field {name!r} of an event {kind.name!r} has a key {SEALED!r}, which marks what is sealed; "
+                "name the key otherwise"
+            )
+    return again
+
+
+def _is_deep(fields: Mapping[str, Any]) -> bool:
+    """Return whether there is something that could be changed in place, and be changed in what is stored."""
+    return any(isinstance(value, dict | list) for value in fields.values())
+
+
 def _plain_fields(event: object) -> Any:
     if dataclasses.is_dataclass(event) and not isinstance(event, type):
-        found = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+        found = {
+            field.name: getattr(event, field.name)
+            for field in dataclasses.fields(event)
+            if field.init
+        }
         if all(type(value) in (str, int, bool) for value in found.values()):
             return found
         return json.loads(ENCODER.encode(found))

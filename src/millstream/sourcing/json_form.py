@@ -14,7 +14,7 @@ import json
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
-from datetime import date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import cache
@@ -159,10 +159,66 @@ def _dataclass(kind: Any) -> Decode:
         if field.init
     }
     special = {name: decode for name, decode in fields.items() if decode is not _same}
+    derived = {field.name for field in dataclasses.fields(kind) if not field.init}
 
     def decode(value: Mapping[str, Any]) -> Any:
-        if not special:
+        if not special and not derived:
             return kind(**value)
-        return kind(**{name: special.get(name, _same)(one) for name, one in value.items()})
+        return kind(
+            **{
+                name: special.get(name, _same)(one)
+                for name, one in value.items()
+                if name not in derived  # the class makes them itself
+            }
+        )
 
     return decode
+
+
+def difference_of(read: Any, written: Any, place: str = "") -> str | None:
+    """Say where a value that was read is not the one that was written; None if it is.
+
+    A list for a tuple, and a number of another type, are no difference. Values are not named, as they may be
+    personal.
+    """
+    if type(read) is type(written) and (names := _field_names(read)):
+        pairs = ((getattr(read, one), getattr(written, one), f"{place}.{one}") for one in names)
+    elif isinstance(read, list | tuple) and isinstance(written, list | tuple):
+        if len(read) != len(written):
+            return f"{place or 'it'} has another length"
+        pairs = ((*both, f"{place}[]") for both in zip(read, written, strict=True))
+    elif isinstance(read, Mapping) and isinstance(written, Mapping):
+        if {*map(_typed, read)} != {*map(_typed, written)}:
+            return f"{place or 'it'} has other keys"
+        pairs = ((one, written[key], f"{place}[]") for key, one in read.items())
+    elif _is_equal(read, written):
+        return None
+    else:
+        return (
+            f"{place or 'it'} is a {type(written).__name__}, and is read as a {type(read).__name__}"
+            + (" of another value" if type(read) is type(written) else "")
+        )
+    return next(filter(None, (difference_of(*one) for one in pairs)), None)
+
+
+def _field_names(value: Any) -> Sequence[str]:
+    """Return the names of the fields of a dataclass or a model; of others none."""
+    model = getattr(type(value), "__pydantic_fields__", None)
+    if model is not None:
+        return (*model, *(getattr(value, "model_extra", None) or ()))
+    if dataclasses.is_dataclass(value):
+        return [field.name for field in dataclasses.fields(value) if field.init]
+    return ()
+
+
+def _typed(key: Any) -> tuple[bool, Any]:
+    return isinstance(key, bool), key
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, bool) is not isinstance(other, bool):
+        return False
+    if isinstance(one, datetime) and isinstance(other, datetime) and one.tzinfo and other.tzinfo:
+        # Between time zones Python calls what is in the hour that comes twice never equal.
+        return one.astimezone(UTC) == other.astimezone(UTC)
+    return bool(one == other)

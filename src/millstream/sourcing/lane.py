@@ -38,7 +38,7 @@ from millstream.sourcing.decider import DeciderLike, is_frozen
 from millstream.sourcing.event_types import EventTypes
 from millstream.sourcing.partition_log import PartitionLog
 from millstream.sourcing.stored_event import Metadata, RawEvent, encode_event
-from millstream.sourcing.stream_index import EventRun, StreamIndex
+from millstream.sourcing.stream_index import EventRun, LastEvent, StreamIndex
 
 OnConflict = Literal["retry", "raise"]
 GROUP_MAX = 500  # commands in one batch
@@ -46,6 +46,7 @@ GROUP_BYTES = 8 << 20  # in one batch; the command that passes it is the last on
 CONFLICT_TIMEOUT_S = 30.0
 LOOK_AGAIN_S = 0.002  # when the end has moved, and what moved it cannot be read yet
 _log = logging.getLogger(__name__)
+_deciding = threading.local()  # of every lane: two that waited for each other would wait for ever
 
 
 @dataclass(slots=True)
@@ -112,7 +113,6 @@ class Lane:
         self._queue: list[PendingCommand] = []
         self._queue_lock = threading.Lock()
         self._lock = threading.Lock()
-        self._running_in: int | None = None
         self._end = -1  # what was read; -1 before the index was compared with the log
         self._certain = True  # the end is not below what this lane has appended
         self._failure: FencedError | None = None
@@ -120,30 +120,28 @@ class Lane:
 
     def handle(self, pending: PendingCommand) -> None:
         """Return when the command has its result, or its error."""
-        if self._running_in == threading.get_ident():
-            raise ConfigError(
-                "a command was sent from within decide or evolve; return events, and send further commands "
-                "after handle() has returned"
-            )
+        _check_not_deciding()
         with self._queue_lock:
             self._queue.append(pending)
         with self._lock:
             # Whoever had the lock before may have handled ours along with its own.
             if not pending.done:
-                self._running_in = threading.get_ident()
+                _deciding.now = True
                 try:
                     self._handle_queue()
                 finally:
-                    self._running_in = None
+                    _deciding.now = False
 
     def catch_up(self) -> int:
         """Bring the index up to the end of the partition; return that end."""
+        _check_not_deciding()
         with self._lock:
             self._catch_up()
             return self._end
 
     def current(self, stream_id: str) -> FoldedStream:
         """Return the aggregate of a stream as it is now."""
+        _check_not_deciding()
         with self._lock:
             self._catch_up()
             found = self._cache.get(stream_id)
@@ -153,6 +151,7 @@ class Lane:
 
     def forget_states(self) -> int:
         """Drop every cached aggregate and every snapshot; return how many snapshots there were."""
+        _check_not_deciding()
         with self._lock:
             self._forgets = self._events.forgets()
             self._cache.clear()
@@ -271,13 +270,15 @@ class Lane:
 
     def _decide_on(self, one: PendingCommand, aggregate: FoldedStream) -> list[SimpleRecord]:
         """Decide on an aggregate, and bring it up to what was decided; return the records of that."""
-        one.data = list(self._decider.decide(one.command, aggregate.state))
-        if not one.data:
+        decided = list(self._decider.decide(one.command, aggregate.state))
+        one.data = []
+        if not decided:
             return []
         # A stream's times never go back, so that its state at a time is well defined.
         timestamp_ms = max(self._clock_ms(), aggregate.timestamp_ms)
-        for version, data in enumerate(one.data, start=aggregate.version + 1):
-            kind, fields = self._events.encode(data)
+        for version, data in enumerate(decided, start=aggregate.version + 1):
+            kind, fields, again = self._events.encode(data)
+            one.data.append(again)
             name, schema = kind.name, kind.version
             one.events.append(
                 RawEvent(
@@ -398,7 +399,9 @@ class Lane:
         fits = self.index.position <= end
         if fits and last is not None and last.offset >= start:
             found = next(self.log.read(last.offset, last.offset + 1), None)
-            fits = found is not None and (found.stream_id, found.version) == last[1:]
+            fits = found is not None and last == LastEvent(
+                found.offset, found.stream_id, found.version, found.metadata.command_id
+            )
         if not fits:
             self.index.clear()
         self._end = max(start, self.index.position)
@@ -458,6 +461,14 @@ def _check_version(one: PendingCommand, version: int) -> None:
             stream_id=one.stream_id,
             version=version,
             expected=expected,
+        )
+
+
+def _check_not_deciding() -> None:
+    if getattr(_deciding, "now", False):
+        raise ConfigError(
+            "a store was used from within decide or evolve; load what they need before, and give it with the "
+            "command; return events, and send further commands after handle() has returned"
         )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from millstream.errors import CorruptionError
+from millstream.errors import ConfigError, CorruptionError
 from millstream.log.encoding import SimpleRecord
 from millstream.sourcing.json_form import ENCODER
 
@@ -91,7 +91,7 @@ def encode_event(event: RawEvent) -> SimpleRecord:
     """Return the record of an event.
 
     Raises:
-        TypeError, ValueError: a field has no form in JSON.
+        ConfigError: a text in it is not Unicode.
     """
     value: dict[str, Any] = {
         "type": event.type,
@@ -105,9 +105,14 @@ def encode_event(event: RawEvent) -> SimpleRecord:
         if given is not None:
             value[short] = given
     value["data"] = event.fields
-    return SimpleRecord(
-        event.timestamp_ms, event.stream_id.encode(), ENCODER.encode(value).encode()
-    )
+    try:
+        written = ENCODER.encode(value).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"an event {event.type!r} has text that is not Unicode (half of a surrogate pair), which cannot be "
+            "stored; decode it with the encoding that it has"
+        ) from error
+    return SimpleRecord(event.timestamp_ms, event.stream_id.encode(), written)
 
 
 def decode_event(

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from millstream.errors import ConfigError
 
 FLUSH_RUNS = 5000  # read again at most, after a crash: some tens of milliseconds
-_FORMAT = 1
+_FORMAT = 2
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS runs (
@@ -56,11 +56,15 @@ class StoredSnapshot(NamedTuple):
 
 
 class LastEvent(NamedTuple):
-    """The last event that an index knows, by which it is compared with the log."""
+    """The last event that an index knows, by which it is compared with the log.
+
+    A log that was restored and went on otherwise has another command here: its stream and version may be the same.
+    """
 
     offset: int
     stream_id: str
     version: int
+    command_id: str
 
 
 class StreamIndex:
@@ -129,6 +133,7 @@ class StreamIndex:
                 int(str(about["last_offset"])),
                 str(about["last_stream"]),
                 int(str(about["last_version"])),
+                str(about["last_command"]),
             )
 
     # -- looking up ---------------------------------------------------------------------------
@@ -201,7 +206,7 @@ class StreamIndex:
             self._runs.setdefault(stream_id, []).append(run)
             self._unflushed += 1
             last_offset = run.first_offset + run.length - 1
-            self.last = LastEvent(last_offset, stream_id, run.last_version)
+            self.last = LastEvent(last_offset, stream_id, run.last_version, run.command_id)
             self.position = last_offset + 1
 
     def put_snapshot(self, stream_id: str, snapshot: StoredSnapshot) -> None:
@@ -247,6 +252,7 @@ class StreamIndex:
             ("last_offset", self.last.offset),
             ("last_stream", self.last.stream_id),
             ("last_version", self.last.version),
+            ("last_command", self.last.command_id),
         )
         self._db.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", rows)
 

@@ -51,6 +51,14 @@ def _cipher(secret: bytes) -> Any:
     return AESGCM(secret)
 
 
+def _make_private(path: Path) -> None:
+    """Make the file if it is missing, for its owner only: SQLite gives what it makes beside it the same rights."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+        if name.exists():
+            name.chmod(0o600)
+
+
 class SubjectKeys:
     """The key store. Thread-safe; several processes may use one file.
 
@@ -68,6 +76,7 @@ class SubjectKeys:
         self._lock = threading.Lock()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            _make_private(self.path)
             self._db = sqlite3.connect(
                 self.path, timeout=60, isolation_level=None, check_same_thread=False
             )
@@ -75,10 +84,9 @@ class SubjectKeys:
                 self._db.execute(f"PRAGMA {name} = {value}")
             self._db.execute("PRAGMA secure_delete = ON")
             self._db.executescript(_SCHEMA)
-            self.path.chmod(0o600)
             self._empty_wal()
             self.store_id = self._store_id()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise ConfigError(
                 f"the key store {self.path} cannot be opened: {error}. Nothing else is lost: events without "
                 "personal fields can be read without it; restore it from its backup"

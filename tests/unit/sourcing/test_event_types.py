@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, field, make_dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from typing import Any
 from uuid import UUID
 
 import pydantic
@@ -78,7 +79,7 @@ def test_every_value_is_read_as_it_was_written(event: Everything) -> None:
     types.register("everything")(Everything)
     types.register("model")(Model)
     for one in (event, Model(at=event.at)):
-        kind, fields = types.encode(one)
+        kind, fields, _ = types.encode(one)
         assert types.decode(kind.name, 1, fields, "here") == one
 
 
@@ -169,3 +170,92 @@ def test_one_stream_that_cannot_be_read_keeps_no_other_from_being_handled(
         with pytest.raises(UserCodeError):
             list(store.history("bad"))
         assert store.handle("good", 1).version == 3
+
+
+@dataclass(frozen=True)
+class Whole:
+    n: int
+
+
+@dataclass(frozen=True)
+class Anything:
+    n: Any
+
+
+@dataclass(frozen=True)
+class Day:
+    day: date
+
+
+@dataclass(frozen=True)
+class ByFlag:
+    found: dict[bool, int]
+
+
+@dataclass(frozen=True)
+class Amount:
+    x: float
+
+
+class Raw(pydantic.BaseModel):
+    raw: bytes
+
+
+class Taxed(pydantic.BaseModel):
+    price: int
+
+    @pydantic.field_validator("price")
+    @classmethod
+    def tax(cls, price: int) -> int:
+        return price * 2
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Whole(Decimal("1.5")),  # type: ignore[arg-type] - which nobody checks
+        Anything(Decimal("1.5")),
+        Anything({1: 2}),
+        Anything(Colour.RED),
+        Anything({"$sealed": "x"}),
+        Anything("\ud800"),
+        Day(datetime(2026, 1, 1, 3, tzinfo=UTC)),
+        ByFlag({True: 1}),
+        Amount(2**60 + 1),
+        Raw(raw=b"abc"),
+        Taxed(price=5),
+    ],
+)
+def test_an_event_that_would_be_read_as_another_one_is_refused_before_it_is_stored(
+    log: ms.EventLog, event: object
+) -> None:
+    types = ms.EventTypes()
+    types.register("x")(type(event))
+    decider = ms.Decider(int, lambda c, _: [c], lambda state, _: state + 1)
+    with EventStore(log, "t", decider, types, partitions=1) as store:
+        with pytest.raises(ms.ConfigError):
+            store.handle("a", event)
+        assert log.offsets("t") == [(0, 0)]
+
+
+@dataclass
+class Doubled:
+    n: int
+    twice: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.twice = 2 * self.n
+
+
+def test_what_is_folded_at_once_is_what_is_folded_later(log: ms.EventLog) -> None:
+    types = ms.EventTypes()
+    types.register("doubled")(Doubled)
+    types.register("anything")(Anything)
+    decider = ms.Decider(list, lambda c, _: [c], lambda state, event: [*state, event])
+    given = [1, 2]
+    with EventStore(log, "t", decider, types, partitions=1) as store:
+        live = store.handle("a", Anything((given, 2))).events
+        live += store.handle("a", Doubled(3)).events
+        given.append(3)
+    with EventStore(log, "t", decider, types, partitions=1) as store:
+        assert store.load("a").state == live == [Anything([[1, 2], 2]), Doubled(3)]

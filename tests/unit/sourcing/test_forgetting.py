@@ -160,7 +160,7 @@ def test_what_was_sealed_as_one_field_opens_as_no_other(tmp_path: Path) -> None:
 
     keys = SubjectKeys(tmp_path / "keys.db")
     with_keys = types.sealed_with(keys)
-    _, fields = with_keys.encode(ADA)
+    _, fields, _ = with_keys.encode(ADA)
     assert with_keys.decode("joined", 1, fields, "here") == ADA
     swapped = {**fields, "name": fields["email"], "email": fields["name"]}
     with pytest.raises(ms.MillstreamError, match="its bytes were changed"):
@@ -184,3 +184,14 @@ def test_personal_fields_need_keys_and_a_subject(log: ms.EventLog, tmp_path: Pat
     (tmp_path / "bad.db").write_bytes(b"no database" * 100)
     with pytest.raises(ms.ConfigError, match="restore it from its backup"):
         open_club(log, tmp_path, keys=tmp_path / "bad.db")
+
+
+def test_no_file_of_keys_can_be_read_by_other_users(tmp_path: Path) -> None:
+    from millstream.sourcing.subject_keys import SubjectKeys
+
+    keys = SubjectKeys(tmp_path / "keys.db")
+    keys.seal("m1", "Ada", "here")
+    rights = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    keys.close()
+    assert "keys.db-wal" in rights
+    assert set(rights.values()) == {0o600}

@@ -293,6 +293,53 @@ def test_a_command_from_within_a_decider_is_refused(log: ms.EventLog) -> None:
         store.handle("a", 1)
 
 
+@pytest.mark.parametrize("other", ["same", "another"])
+def test_a_look_at_the_store_from_within_a_decider_is_refused_and_waits_for_nothing(
+    log: ms.EventLog, other: str
+) -> None:
+    found: dict[str, EventStore] = {}
+
+    def decide(command, state):
+        looked_at = found[other]
+        return [Paid(looked_at.load("a").version)]
+
+    decider = ms.Decider(initial=int, decide=decide, evolve=lambda s, e: s)
+    with (
+        EventStore(log, "ledger", decider, event_types(), partitions=1) as found["same"],
+        EventStore(log, "more", decider, event_types(), partitions=1) as found["another"],
+    ):
+        errors: list[BaseException] = []
+
+        def send() -> None:
+            try:
+                found["same"].handle("a", 1)
+            except ms.ConfigError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=send, daemon=True)
+        thread.start()
+        thread.join(30)
+        assert [str(error)[:36] for error in errors] == ["a store was used from within decide "]
+
+
+def test_an_index_of_a_log_that_was_restored_and_went_on_otherwise_is_made_anew(
+    tmp_path: Path, log: ms.EventLog
+) -> None:
+    options = {"partitions": 1, "snapshot_every": 1, "index": tmp_path / "index"}
+    with open_store(log, **options) as store:
+        store.handle("ada", [1])
+    skip = shutil.ignore_patterns("owner.sock")
+    shutil.copytree(tmp_path / "log", tmp_path / "backup", ignore=skip)
+    with open_store(log, **options) as store:
+        store.handle("ada", [100], command_id="lost")
+    with ms.connect(tmp_path / "backup") as restored:
+        with open_store(restored, **{**options, "index": tmp_path / "other"}) as store:
+            store.handle("ada", [7])
+        with open_store(restored, **options) as store:
+            assert store.load("ada").state == Balance(8, 2)
+            assert not store.handle("ada", [100], command_id="lost").repeated
+
+
 def test_a_clock_that_goes_back_does_not_take_a_stream_back(log: ms.EventLog) -> None:
     now = [5000]
     with open_store(log, clock_ms=lambda: now[0]) as store:
