@@ -74,9 +74,9 @@ class Tables:
         elif change.op == "t":
             table.clear()
             self.gone.pop(change.topic, None)
-        elif change.tombstone:
-            table.pop(change.key, None)
-        elif change.op == "d":
+        elif (
+            change.op == "d"
+        ):  # or its tombstone alone, where compaction left no more, or it is sent again
             if change.key in table:
                 self.gone[change.topic] = change.key, table.pop(change.key)
         else:

@@ -29,7 +29,7 @@ SUPPORTED_TYPES = (
 
 
 @dataclass(frozen=True, slots=True)
-class TableColumn:
+class SchemaColumn:
     """A column as information_schema has it."""
 
     name: str
@@ -117,7 +117,7 @@ class TableSchema:
 
     database: str
     table: str
-    columns: tuple[TableColumn, ...]
+    columns: tuple[SchemaColumn, ...]
     key: tuple[str, ...]
 
     @property
@@ -129,7 +129,7 @@ class TableSchema:
         return f"{quote_name(self.database)}.{quote_name(self.table)}"
 
     @property
-    def key_columns(self) -> tuple[TableColumn, ...]:
+    def key_columns(self) -> tuple[SchemaColumn, ...]:
         by_name = {column.name: column for column in self.columns}
         return tuple(by_name[name] for name in self.key)
 
@@ -160,7 +160,7 @@ def read_schema(session: MariaDbSession, database: str, table: str) -> TableSche
         (database, table),
     )
     columns = tuple(
-        TableColumn(row[0], row[1], row[2], row[3] == "YES", row[4], row[5], int(row[6]), row[7])
+        SchemaColumn(row[0], row[1], row[2], row[3] == "YES", row[4], row[5], int(row[6]), row[7])
         for row in rows
     )
     return TableSchema(database, table, columns, tuple(row[0] for row in key))

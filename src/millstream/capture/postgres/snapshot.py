@@ -125,10 +125,10 @@ def _statement(read: ReadTable, after: list[str] | None) -> Any:
 def waiting(session: Session, address: PostgresAddress) -> str:
     """Say whom the creation of a slot waits for."""
     rows = session.execute(
-        "SELECT pid, extract(epoch FROM now() - xact_start)::int FROM pg_stat_activity "
+        "SELECT pid, date_trunc('second', now() - xact_start)::text FROM pg_stat_activity "
         "WHERE backend_xid IS NOT NULL ORDER BY xact_start LIMIT 3"
     ).fetchall()
-    listed = ", ".join(f"{pid} (open for {age} s)" for pid, age in rows) or "none any more"
+    listed = ", ".join(f"{pid} (open for {age})" for pid, age in rows) or "none any more"
     return (
         f"a snapshot of {address.shown} waits for transactions that write, of the server's processes {listed}. "
         "Let them end, or end them: SELECT pg_terminate_backend(pid). It is tried again."

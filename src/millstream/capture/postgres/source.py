@@ -168,6 +168,7 @@ class PostgresSource:
             ConflictError: the server no longer has what follows the progress.
             RetriableError: the server does not respond.
         """
+        self.close()  # an earlier run, whose thread may still hold the slot
         run = self._run = _Run(self)
         with open_session(self.address) as session, translated(self.address):
             run.session = session

@@ -196,7 +196,7 @@ def test_1_2_a_capture_and_a_server_that_are_killed_leave_every_transaction_once
     borders = [one["status"] for one in told]
     assert borders == ["BEGIN", "END"] * (len(borders) // 2)
     ids = [one["id"] for one in told if one["status"] == "END"]
-    assert len(ids) == len(set(ids)) > 20
+    assert len(ids) == len(set(ids)) > 30  # enough that the kills fell among transactions
     places = [one.partition(":")[2].split("/") for one in ids if one.startswith("transaction:")]
     numbers = [(int(high, 16), int(low, 16)) for high, low in places]
     assert numbers == sorted(numbers)
