@@ -131,7 +131,13 @@ class PostgresSource:
             RetriableError: it does not respond.
         """
         with open_session(self.address) as session, translated(self.address):
-            self.checked_tables(session, slot_needed=True)
+            # A capture that goes on has its slot.
+            has_slot = session.execute(
+                "SELECT 1 FROM pg_replication_slots WHERE NOT temporary AND database = current_database() "
+                "AND slot_name ~ %s",
+                (f"^{self.name}_[0-9a-z]{{8}}$",),
+            ).fetchone()
+            self.checked_tables(session, slot_needed=has_slot is None)
 
     def checked_tables(self, session: Session, *, slot_needed: bool) -> list[PgTable]:
         """Return the tables that are captured.

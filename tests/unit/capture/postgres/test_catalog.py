@@ -2,6 +2,7 @@
 
 import psycopg
 import pytest
+from capture_postgres_servers import Shop, start
 
 from millstream.errors import ConfigError, ConflictError
 
@@ -183,3 +184,13 @@ def test_partitions_that_are_rewritten_after_a_snapshot_began_are_not_read_as_em
         assert snapshot.lock(table) is None
     with PgSnapshot(source.address, f"s_{shop.name}") as snapshot:
         assert snapshot.lock(table) is not None
+
+
+def test_a_capture_that_goes_on_needs_no_further_slot(replica):
+    with start(max_replication_slots="2") as server:
+        shop = Shop(server)
+        shop.run("CREATE TABLE t (id int PRIMARY KEY)")
+        shop.source().check()
+        replica.follow(shop.source())
+        shop.source().check()
+        replica.follow(shop.source())
