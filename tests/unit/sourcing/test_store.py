@@ -144,8 +144,9 @@ def test_on_conflict_raise_raises_where_retry_decides_again(log: ms.EventLog, mo
         append, interfered = lane.log.append, []
 
         def late(records, expected_end):
-            if not interfered:
-                interfered.append(other.handle("ada", [1]))
+            if not interfered:  # from another thread: in this one a command is being decided
+                with ThreadPoolExecutor(1) as thread:
+                    interfered.append(thread.submit(other.handle, "ada", [1]).result())
             return append(records, expected_end)
 
         monkeypatch.setattr(lane.log, "append", late)
