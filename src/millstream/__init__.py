@@ -17,6 +17,9 @@ __version__ = "0.1.0"
 _MODULES: dict[str, str] = {
     name: module
     for module, names in {
+        "millstream.capture.apply.reconcile": (
+            "Reconciler Reconciliation TableComparison reconcile"
+        ),
         "millstream.capture.apply.run": "Apply ApplyStatus apply",
         "millstream.capture.run": "Capture CaptureStatus capture",
         "millstream.client.log": "EventLog",
@@ -66,6 +69,10 @@ __all__ = [*sorted(("__version__", *_MODULES))]
 
 # A checker that saw __getattr__ would accept every misspelt name.
 if TYPE_CHECKING:
+    from millstream.capture.apply.reconcile import Reconciler as Reconciler
+    from millstream.capture.apply.reconcile import Reconciliation as Reconciliation
+    from millstream.capture.apply.reconcile import TableComparison as TableComparison
+    from millstream.capture.apply.reconcile import reconcile as reconcile
     from millstream.capture.apply.run import Apply as Apply
     from millstream.capture.apply.run import ApplyStatus as ApplyStatus
     from millstream.capture.apply.run import apply as apply

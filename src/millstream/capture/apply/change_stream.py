@@ -55,6 +55,8 @@ class SourceTransaction:
     changes: Iterator[RowChange]
     end_offset: int
     """The offset of its END: a number that rises from one transaction to the next."""
+    before: str
+    """The position of the transaction before it, of whichever tables; empty if none was read."""
 
     @property
     def position(self) -> str:
@@ -101,6 +103,7 @@ class ChangeStream:
             if topic not in (self._topics.transaction, self._topics.schema):
                 self._open(topic)
         self._defined_below = 0
+        self.passed = ""
         self._read_definitions()
 
     def close(self) -> None:
@@ -177,16 +180,18 @@ class ChangeStream:
             self._ends.take()
             if record is None or record["status"] != "END":
                 continue
-            self._define(offset, record["id"].partition(":")[2])
+            position = record["id"].partition(":")[2]
+            self._define(offset, position)
             counts = {
                 one["data_collection"]: one["event_count"]
                 for one in record["data_collections"]
                 if self._is_wanted(one["data_collection"])
             }
             if counts:
-                return SourceTransaction(
-                    record["id"], record["ts_ms"], self._changes(record["id"], counts), offset
-                )
+                changes = self._changes(record["id"], counts)
+                before, self.passed = self.passed, position
+                return SourceTransaction(record["id"], record["ts_ms"], changes, offset, before)
+            self.passed = position
             self.versions.end()
         return None
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
+from millstream.capture.apply.applied_table import RowBatch
 from millstream.capture.apply.batch_writer import BatchWriter
 from millstream.capture.apply.change_stream import ChangeStream, SourceTransaction
 from millstream.capture.apply.target import ApplyTarget
@@ -230,6 +231,12 @@ class ApplySession:
         self.stream.close()
         self.target.close()
 
+    @property
+    def passed(self) -> str:
+        """The position of the last transaction that was applied, or has no tables that are."""
+        read = self.stream.passed if self._held is None else self._held.before
+        return read or self.state.position
+
     def step(self) -> ApplyStatus:
         """Apply one batch, and return the status after it."""
         first = self._next()
@@ -284,6 +291,22 @@ class ApplySession:
         self.target.commit(state.to_json())
         self.state, self._tables = state, tables
         self._lag_s = (self._run.clock_ms() - last.timestamp_ms) / 1000
+
+    def correct(self, batch: RowBatch) -> None:
+        """Write rows that the target should have, and leave it where it is."""
+        table, known = batch.table, self._tables.get(batch.table.collection)
+        tables = {**self._tables, table.collection: table}
+        self.target.begin()
+        try:
+            self.target.define(table, known)
+            self.target.write(batch)
+            offsets = {name: one.offset for name, one in tables.items()}
+            state = replace(self.state, tables=offsets)
+            self.target.commit(state.to_json())
+        except BaseException:
+            self.target.rollback()
+            raise
+        self.state, self._tables = state, tables
 
     def _status(self, state: ApplyState) -> ApplyStatus:
         read, end = self.stream.behind()

@@ -91,6 +91,10 @@ class TableVersions:
             "Apply into another target, from the beginning."
         )
 
+    def current(self) -> list[AppliedTable]:
+        """Return the definition that holds now of each table, by name."""
+        return [one.all[one.holds] for _, one in sorted(self._tables.items())]
+
     def first(self, collection: str) -> AppliedTable:
         """Return the definition that holds now: of a table's names and connector, whatever its columns are.
 
