@@ -12,6 +12,7 @@ from typing import Literal, get_args
 from millstream.capture.envelope import CaptureTopics
 from millstream.capture.group_reader import CaptureSource, GroupReader
 from millstream.capture.lag import LagWatch, SourceLag
+from millstream.capture.outbox import OutboxRouter
 from millstream.capture.units import CaptureUnit, Progress
 from millstream.capture.writer import CaptureWriter
 from millstream.choices import choose
@@ -72,6 +73,7 @@ class Capture:
     cleanup: str = "delete"
     database: str = ""
     wal_policy: WalPolicy = "keep"
+    outbox: OutboxRouter | None = None
     clock_ms: Callable[[], int] = field(default=lambda: time.time_ns() // 1_000_000)
     lag_every_s: float = 5.0
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -180,6 +182,7 @@ class Capture:
             self.clock_ms,
             self.partitions,
             self.cleanup,
+            self.outbox,
         )
         with writer:
             known = writer.progress
@@ -275,6 +278,8 @@ def capture(
     cleanup: str = "delete",
     wal_bytes_max: int | None = None,
     wal_policy: WalPolicy = "keep",
+    outbox: str | None = None,
+    outbox_messages: bool = False,
 ) -> Capture:
     """Capture tables of a database, and all their changes, into a log. Call :meth:`Capture.run` on the result.
 
@@ -299,6 +304,10 @@ def capture(
             quarter of it, and above a half a snapshot pauses for the changes of meanwhile.
         wal_policy: What happens beyond it. "keep": the alarm stays, and no change is lost. "release": the server's disk
             comes first; the slot is dropped, the run ends with an error, and a capture has to begin anew.
+        outbox: A table of events: its rows are no changes of a table, but records of ``outbox.event.<aggregatetype>``, as
+            Debezium's outbox event router makes them. It is captured besides ``tables``.
+        outbox_messages: Whether what an application emits with ``pg_logical_emit_message(true,
+            'outbox:<aggregatetype>:<aggregateid>', …)`` is such an event, too (PostgreSQL 14 or later).
 
     Raises:
         ConfigError: the URL is of no database that can be captured, or an option is not possible.
@@ -311,10 +320,22 @@ def capture(
             "wal_policy is 'release', and wal_bytes_max is not given. Say how much WAL may be kept, in bytes."
         )
     patterns = (tables,) if isinstance(tables, str) else tuple(tables)
-    found = source_of(url, patterns, name, wal_bytes_max=wal_bytes_max)
+    if outbox is not None and (not outbox or "*" in outbox or "?" in outbox):
+        raise ConfigError(
+            f"outbox is {outbox!r}. Give the name of one table, such as public.outbox."
+        )
+    if outbox is not None:
+        patterns = (*patterns, outbox)
+    options = {"wal_bytes_max": wal_bytes_max, "messages": outbox_messages or None}
+    found = source_of(
+        url, patterns, name, options={k: v for k, v in options.items() if v is not None}
+    )
     if partitions < 1:
         raise ConfigError(f"partitions is {partitions}. Give 1 or more.")
-    return Capture(
+    router = None
+    if outbox is not None or outbox_messages:
+        router = OutboxRouter(None)
+    made = Capture(
         found.source,
         to,
         found.name,
@@ -323,4 +344,8 @@ def capture(
         cleanup,
         found.database,
         wal_policy,
+        router,
     )
+    if router is not None and outbox is not None:
+        router.table = made.split(outbox)
+    return made

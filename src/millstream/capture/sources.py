@@ -39,9 +39,9 @@ def source_of(
     name: str | None,
     environment: Mapping[str, str] = os.environ,
     *,
-    wal_bytes_max: int | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> FoundSource:
-    """Return the source of a URL.
+    """Return the source of a URL. ``options`` are those that a source of PostgreSQL takes alone.
 
     Raises:
         ConfigError: there is none, or its driver is not installed. The message never has a password.
@@ -58,14 +58,15 @@ def source_of(
             "postgresql://user@host:5432/database, mariadb://user@host:3306/database or sqlite:///path/to/file."
         )
     password = environment.get(PASSWORD_VARIABLE)
-    if wal_bytes_max is None:
+    if not options:
         return make(url, tables, name, password)
+    wal_bytes_max = options.get("wal_bytes_max", 1)
     if scheme not in POSTGRES_SCHEMES or wal_bytes_max < 1:
         raise ConfigError(
-            f"wal_bytes_max is {wal_bytes_max}, for a database {scheme}://…. Give a number of bytes, 1 or more; only "
-            "PostgreSQL keeps its log for a capture."
+            f"wal_bytes_max is {wal_bytes_max}, or outbox_messages are asked for, of a database {scheme}://…. Give a "
+            "number of bytes, 1 or more; only PostgreSQL keeps its log for a capture, and has messages in it."
         )
-    return _postgres(url, tables, name, password, wal_bytes_max)
+    return _postgres(url, tables, name, password, options)
 
 
 def _mariadb(
@@ -86,7 +87,7 @@ def _postgres(
     tables: Sequence[str],
     name: str | None,
     password: str | None,
-    wal_bytes_max: int | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> FoundSource:
     unread = ConfigError(
         "the address of a PostgreSQL database is not one that can be read. Give "
@@ -107,7 +108,7 @@ def _postgres(
     found = _driven("millstream.capture.postgres.source", "PostgreSQL", "psycopg", "postgres")
     if not found.is_address(address.url):
         raise unread
-    source = found.PostgresSource(address, tables, name=name, wal_bytes_max=wal_bytes_max)
+    source = found.PostgresSource(address, tables, name=name, **(options or {}))
     return FoundSource(source, name, "postgresql", "public")
 
 

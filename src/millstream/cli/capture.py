@@ -69,6 +69,16 @@ from millstream.cli.signals import wait_for_stop_signal
     help="Beyond it: keep the WAL, so that no change is lost; or release it, so that the server's disk does not fill, and "
     "end the capture.",
 )
+@click.option(
+    "--outbox",
+    metavar="TABLE",
+    help="A table of events, whose rows go to topics outbox.event.<aggregatetype>, as of Debezium's outbox event router.",
+)
+@click.option(
+    "--outbox-messages",
+    is_flag=True,
+    help="Events are also messages of pg_logical_emit_message with the prefix outbox:<aggregatetype>:<aggregateid>.",
+)
 @click.option("--check", is_flag=True, help="Only say whether the database can be captured.")
 @click.option(
     "--remove",
@@ -86,6 +96,8 @@ def capture(
     until: Literal["stopped", "caught-up"],
     wal_max: str | None,
     wal_policy: Literal["keep", "release"],
+    outbox: str | None,
+    outbox_messages: bool,
     check: bool,
     remove: bool,
 ) -> None:
@@ -112,6 +124,8 @@ def capture(
         cleanup=cleanup,
         wal_bytes_max=None if wal_max is None else parse_bytes(wal_max, what="--wal-max"),
         wal_policy=wal_policy,
+        outbox=outbox,
+        outbox_messages=outbox_messages,
     )
     if remove:
         for what in capturing.remove():

@@ -31,6 +31,7 @@ from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
 from millstream.capture.lag import SourceLag
+from millstream.capture.outbox import MESSAGE_PREFIX
 from millstream.capture.postgres.catalog import (
     OF_THE_SERVER,
     PgFault,
@@ -50,6 +51,7 @@ from millstream.capture.postgres.messages import (
     PgBegin,
     PgChange,
     PgCommit,
+    PgLogicalMessage,
     PgMessage,
     PgRelation,
     PgTruncate,
@@ -70,7 +72,13 @@ from millstream.capture.postgres.stream import (
 from millstream.capture.postgres.tracker import PgTableTracker
 from millstream.capture.postgres.values import PgTypes
 from millstream.capture.table_patterns import TablePatterns
-from millstream.capture.units import CaptureUnit, Progress, TableChange, UnitContent
+from millstream.capture.units import (
+    CaptureUnit,
+    LoggedMessage,
+    Progress,
+    TableChange,
+    UnitContent,
+)
 from millstream.errors import ConfigError, RetriableError
 from millstream.views.address import PostgresAddress
 
@@ -106,6 +114,7 @@ class PostgresSource:
         chunk_rows: How many rows of a snapshot are given, and held in memory, at a time.
         heartbeat_s: After how many seconds without a change progress is given alone.
         wal_bytes_max: How much WAL the server may keep for the capture, besides what it allows itself.
+        messages: Whether messages of pg_logical_emit_message are given that begin with ``outbox:``.
         new_suffix: Returns letters and digits that make a slot's name unlike any other.
 
     Guarantees: :meth:`units` is for one thread, the rest for any. The server keeps its WAL until it is acknowledged.
@@ -120,6 +129,7 @@ class PostgresSource:
         chunk_rows: int = CHUNK_ROWS,
         heartbeat_s: float = HEARTBEAT_S,
         wal_bytes_max: int | None = None,
+        messages: bool = False,
         new_suffix: Callable[[], str] = lambda: secrets.token_hex(4),
     ) -> None:
         if chunk_rows < 1:
@@ -130,6 +140,7 @@ class PostgresSource:
         self.chunk_rows = chunk_rows
         self.heartbeat_s = heartbeat_s
         self.wal_bytes_max = wal_bytes_max
+        self.messages = messages
         self.pauses = False  # rows are not to be read before the changes of meanwhile are
         self.new_suffix = new_suffix
         self.database = str(conninfo_to_dict(address.url).get("dbname") or "")
@@ -276,7 +287,9 @@ class _Run:
         now = self.session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
         assert now is not None
         self._target = parse_lsn(now[0])
-        with WalStream(source.address, progress["slot"], source.name, self._lsn) as self._stream:
+        with WalStream(
+            source.address, progress["slot"], source.name, self._lsn, source.messages
+        ) as self._stream:
             yield from self._refreshed()
             while not self.closed.is_set():
                 if self._tracker.pending():
@@ -483,6 +496,10 @@ class _Run:
                     yield change
             elif isinstance(message, PgTruncate):
                 yield from self._tracker.truncations(message)
+            elif isinstance(message, PgLogicalMessage) and message.prefix.startswith(
+                MESSAGE_PREFIX
+            ):
+                yield LoggedMessage(message.prefix, message.data)
 
     def _messages(self) -> Iterator[PgMessage]:
         """Yield the messages of a transaction."""
