@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
+from millstream.capture.lag import SourceLag
 from millstream.capture.units import CaptureUnit, Progress, UnitContent, UnitKind
 
 PIECE_CONTENTS = 1000
@@ -29,6 +30,15 @@ class CaptureSource(Protocol):
     def units(self, progress: Progress | None) -> Iterator[CaptureUnit]: ...
     def acknowledge(self, progress: Progress) -> None:
         """Note that all up to ``progress`` is durable in the log. Called from another thread than ``units``."""
+
+    def measure(self, progress: Progress) -> SourceLag:
+        """Measure how far the log, which has all up to ``progress``, is behind. Called from another thread."""
+
+    def release(self, progress: Progress) -> None:
+        """Let the database remove what it keeps for this capture, which ends with that. From another thread."""
+
+    def remove(self) -> list[str]:
+        """Take out of the database what captures of this name have installed there; return what it was."""
 
 
 @dataclass(frozen=True)

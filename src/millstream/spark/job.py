@@ -49,6 +49,7 @@ from millstream.spark.source.planner import SourceSpec
 from millstream.spark.stages.executor import StageExecutor
 from millstream.spark.state_place import begin_at_place, load_or_create_place
 from millstream.spark.topic_ids import check_same_topics, save_topic_ids
+from millstream.spark.whole_topics import check_not_compacted
 from millstream.views.commit.committer import BatchCommitter
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.runs.control_files import (
@@ -134,6 +135,7 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
     created = _create_topics(job)
     for name in created.names:
         options.on_notice(describe_created_topic(name, created.others))
+    check_not_compacted(plan, log)
     with open_committer(plan, job.state_store, job.log, options.on_notice) as committer:
         # before this run replaces another one, or is noted as begun
         place = load_or_create_place(job.app, committer.state_store, job.state, job.folder)

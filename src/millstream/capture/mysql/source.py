@@ -19,8 +19,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 
+from millstream.capture.lag import SourceLag
 from millstream.capture.mysql.address import MariaDbAddress
 from millstream.capture.mysql.decoder import BinlogDecoder, RowsEvent, Statement
+from millstream.capture.mysql.expiry import binlog_lag
 from millstream.capture.mysql.preflight import (
     PreflightFault,
     refuse_faults,
@@ -115,6 +117,18 @@ class MariaDbSource:
 
     def acknowledge(self, progress: Progress) -> None:
         """Do nothing: the server keeps its binary log for as long as it is configured to, whoever has read it."""
+
+    def measure(self, progress: Progress) -> SourceLag:
+        """Measure how much of the binary log is not in ours yet, and whether the server may purge it."""
+        with MariaDbSession(self._address) as session:
+            return binlog_lag(session, progress)
+
+    def release(self, progress: Progress) -> None:
+        """Do nothing: the server keeps nothing for a capture."""
+
+    def remove(self) -> list[str]:
+        """Return nothing: a capture installs nothing in the server."""
+        return []
 
     def units(self, progress: Progress | None) -> Iterator[CaptureUnit]:
         """Yield units from ``progress`` on, for ever; those without contents while nothing happens.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from psycopg.sql import Identifier
+from psycopg.sql import SQL, Identifier
 
 from millstream.capture.postgres.stream import Session
 from millstream.capture.postgres.values import PgTypes
@@ -353,3 +353,11 @@ def publish(session: Session, name: str, tables: list[PgTable]) -> None:
         listed = ", ".join(one.alone for one in missing)
         quoted = Identifier(name).as_string(None)
         session.execute(f"ALTER PUBLICATION {quoted} ADD TABLE {listed}".encode())
+
+
+def unpublish(session: Session, name: str) -> bool:
+    """Drop the publication; return whether there was one."""
+    there = session.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", (name,)).fetchone()
+    if there is not None:
+        session.execute(SQL("DROP PUBLICATION {}").format(Identifier(name)))
+    return there is not None

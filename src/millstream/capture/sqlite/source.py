@@ -25,6 +25,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from millstream.capture.lag import SourceLag
 from millstream.capture.sqlite.change_table import (
     MARK,
     ChangeMark,
@@ -123,14 +124,33 @@ class SqliteSource:
                 "are there, with * and ?."
             )
 
-    def remove(self) -> None:
-        """Take the triggers and tables of capture out of the database.
+    def remove(self) -> list[str]:
+        """Take the triggers and tables of capture out of the database; return their names.
+
+        A capture that still runs, of whichever name, ends with that.
 
         Raises:
             RetriableError: it is locked by a writer.
         """
         with self._opened() as connection, _write(connection):
-            remove_capture(connection)
+            return remove_capture(connection)
+
+    def measure(self, progress: Progress) -> SourceLag:
+        """Measure about how many rows the tables have that are not read to their end: by their largest rowids."""
+        unread = [name for name, table in progress["tables"].items() if "read" not in table]
+        with self._opened() as connection:
+            there = read_tables(connection, lambda name: name in unread)
+            largest = [
+                connection.execute(
+                    f"SELECT max({table.rowid}) FROM {quote_identifier(table.name)}"  # noqa: S608 - quoted
+                ).fetchone()[0]
+                for table in there.values()
+                if table.rowid is not None
+            ]
+        return SourceLag(rows_expected=sum(filter(None, largest)) if unread else None)
+
+    def release(self, progress: Progress) -> None:
+        """Do nothing: the changes that are kept are in the database's own file."""
 
     def acknowledge(self, progress: Progress) -> None:
         """Note that all up to ``progress`` is stored for good: its changes may be deleted."""
