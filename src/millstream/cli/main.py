@@ -45,6 +45,7 @@ COMMANDS = {
     "dead": "Look at records that could not be processed, and append them again.",
     "sourcing": "Check what is kept beside the events of an event store.",
     "bloom": "Show how many events Bloom filters lose, for a memory, a rate and a horizon.",
+    "executor": "Become an executor of Spark's, in a pod that Spark on Kubernetes has created.",
     "doctor": "Check that this machine has what Millstream needs.",
 }
 EXIT_FAILED = 1
