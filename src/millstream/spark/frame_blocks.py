@@ -163,7 +163,8 @@ class FrameBlocks:
                 here.append(NumberedFrame(number, row))
             else:
                 places[name.table, name.number] = number, name
-        out = list(function(iter(here))) if here else []
+        made = function(iter(here)) if here else ()
+        out = [row._replace(frame=bytes(row.frame)) for row in made]
         if places:
             ports = sorted({row.port for row in rows})
             parts = [

@@ -114,8 +114,10 @@ class OutputTasks:
             ports.setdefault(row.port, []).append(row)
         staged: dict[str, StagedRows] = {}
         for sink in self.plan.sinks:
-            own = ports.get(sink.port, [])
-            if self.tasks.size_bytes(own) <= DRIVER_BYTES_MAX or sink.name in self._unreachable:
+            own = ports.get(sink.port)
+            if own is None or sink.name in self._unreachable:
+                continue
+            if self.tasks.size_bytes(own) <= DRIVER_BYTES_MAX:
                 continue
             stager = self.stager(batch_id, sink)
             found = None if stager is None else self._stage(stager, own)

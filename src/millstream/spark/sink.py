@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from millstream.client.reader import Reader
+from millstream.errors import StagedRowsLostError
 from millstream.kernels.dedup.operator import FALSE_POSITIVE_RATE
 from millstream.kernels.frames import FrameRow
 from millstream.kernels.plan import JobPlan
@@ -92,14 +93,14 @@ class CommitSink:
             return
         self.on_begin(batch_id)
         blocks = self.blocks
-        rows: Sequence[FrameRow] = collect(frames) if blocks is None else blocks.collect(frames)
+        given: Sequence[FrameRow] = collect(frames) if blocks is None else blocks.collect(frames)
         state: Manifests = {}
         if self.stages is not None:
-            rows, state = self.stages.run(batch_id, rows)
-        staged: Mapping[str, StagedRows] = {}
+            given, state = self.stages.run(batch_id, given)
+        left, staged = given, dict[str, StagedRows]()
         if self.outputs is not None:
-            rows, staged = self.outputs.stage(batch_id, rows)
-        rows = [self.frame_files.get(row) for row in rows] if blocks is None else blocks.get(rows)
+            left, staged = self.outputs.stage(batch_id, given)
+        rows = self._fetch(left)
         result = collect_results(self.plan, rows, staged)
         progress = self._progress(result, batch_id)
         if self._time is None:
@@ -111,7 +112,11 @@ class CommitSink:
             "gauges": result.gauges,
             **time_part,
         }
-        self.committer.commit(batch_id, result, status, state)
+        try:
+            self.committer.commit(batch_id, result, status, state)
+        except StagedRowsLostError:  # sinks that have the batch find their fences
+            result = collect_results(self.plan, self._fetch(given))
+            self.committer.commit(batch_id, result, status, state)
         if self.stages is not None:
             self.stages.on_commit()
         self.event_times.add(rows)
@@ -123,6 +128,12 @@ class CommitSink:
         self.dead_letter_share.observe(result.step_counts)
         if self.on_progress is not None:
             self.on_progress(progress)
+
+    def _fetch(self, rows: Sequence[FrameRow]) -> Sequence[FrameRow]:
+        """Return rows with their frames."""
+        if self.blocks is not None:
+            return self.blocks.get(rows)
+        return [self.frame_files.get(row) for row in rows]
 
     def _progress(self, result: BatchResult, batch_id: int) -> Progress:
         began, self._ended = self._batch_start(batch_id), time.monotonic()

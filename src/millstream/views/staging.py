@@ -17,8 +17,8 @@ what happens                                what it leaves, and what becomes of 
 5. a run, or for databases also a batch,    it removes all that was staged and that no commit has taken;
    begins                                   what row 2 brings after that is removed by the next one
 6. a run that was replaced goes on          its tasks stage, and its commit is refused by the fence
-7. staged rows are lost before the commit,  the commit counts them and is refused; the next run repeats
-   as of a database that crashed            the batch
+7. staged rows are lost before the commit,  the commit counts them and is refused; then the driver writes
+   as of a database that crashed            the batch's rows itself
 ==========================================  ==========================================================
 """
 

@@ -18,7 +18,7 @@ a crash, or a failure, after              leaves
 A table is removed only if nobody uses it: an executor that was cut off while it copied holds no commit up. Tables
 are removed up to the run that removes them, so a run that was replaced does not remove those of its successor. The
 transaction counts the rows of each named attempt before it moves them: rows that a server has lost are missed
-there, and the next run repeats the batch.
+there, and the driver writes the batch itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from millstream.errors import MillstreamError, RetriableError
+from millstream.errors import MillstreamError, StagedRowsLostError
 from millstream.kernels.plan import SinkPlan
 from millstream.views.address import PostgresAddress
 from millstream.views.postgres.connection import PostgresConnection
@@ -177,7 +177,7 @@ def merge_staged(
     At least the last ``rows_logged`` changes are returned, if there are as many; of the others only how many.
 
     Raises:
-        RetriableError: staged rows are lost.
+        StagedRowsLostError: staged rows are gone.
     """
     attempts: Sequence[StagedAttempt] = staged.parts
     _check_complete(session, schema, attempts)
@@ -208,7 +208,7 @@ def _check_complete(
                 min(n, counted.get(attempt, 0)) for attempt, n in found
             )
             if lost:
-                raise RetriableError(
+                raise StagedRowsLostError(
                     f"{lost} of the rows that tasks had staged for the view {schema.name!r} are gone, as after a crash "
                     "or a failover of the server. Nothing of this batch was committed. Run the app again, and it is "
                     "repeated whole."

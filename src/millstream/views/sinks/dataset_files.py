@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import polars as pl
 
-from millstream.errors import RetriableError
+from millstream.errors import RetriableError, StagedRowsLostError
 from millstream.kernels.column_types import of_one_zero
 from millstream.log.files import DISK, Files, NewFile
 from millstream.views.retractions import DIFF_COLUMN, with_diff_column
@@ -92,7 +92,7 @@ class StagedFiles:
         """Make sure that the driver has in its folder what the task has written into its own.
 
         Raises:
-            RetriableError: it has not.
+            StagedRowsLostError: it has not.
         """
         for file, size_bytes in zip(self.files, self.sizes_bytes, strict=True):
             try:
@@ -100,7 +100,7 @@ class StagedFiles:
             except FileNotFoundError:
                 found = None
             if found != size_bytes:
-                raise RetriableError(
+                raise StagedRowsLostError(
                     f"A task has written {folder / file.path} with {size_bytes} bytes, and the driver finds "
                     f"{'no such file' if found is None else f'{found}'}. Nothing of the batch was committed there. "
                     "Where executors have a copy of the folder, and not the same one, remove the copies; then run again."

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import polars as pl
 import pytest
 
-from millstream.errors import FencedError, RetriableError
+from millstream.errors import FencedError, StagedRowsLostError
 from millstream.kernels.frames import DIFF
 from millstream.kernels.plan import JobPlan, SinkPlan, ViewSinkSpec
 from millstream.kernels.state.keyhash import Buckets
@@ -201,7 +201,7 @@ def test_staged_rows_that_a_server_has_lost_are_missed(place):
                 (staged.parts[0].tables.rows,),
             ).fetchone()[0]
             connection.execute(f"{lost} {schema}.{staged.parts[0].tables.rows}")
-        with pytest.raises(RetriableError, match="2 of the rows that tasks had staged"):
+        with pytest.raises(StagedRowsLostError, match="2 of the rows that tasks had staged"):
             committer.commit(batch_id, BatchResult(staged={"out": staged}), {})
     assert place.rows() == {}
     assert commit_staged(committer, batch_id, place.sink, table(row("a")))
