@@ -33,12 +33,14 @@ from millstream.spark.dataframes import add_dataframe, add_native_step, to_dataf
 from millstream.spark.failures import to_millstream_error
 from millstream.spark.frame_blocks import FrameBlocks
 from millstream.spark.frame_files import FrameFiles
+from millstream.spark.frame_tasks import FrameTasks
 from millstream.spark.job_metadata import (
     JobMetadata,
     check_checkpoint_current,
     load_or_create_checkpoint_id,
     load_or_create_job_metadata,
 )
+from millstream.spark.output_tasks import OutputTasks
 from millstream.spark.runtime.session import cores_available, start_session, stop_session
 from millstream.spark.serializable import check_serializable
 from millstream.spark.sink import CommitSink
@@ -273,8 +275,17 @@ def shares_disk(master: str | None, plan: JobPlan, place: StatePlace | None) -> 
 
     They have it on this machine, and on a cluster where they keep the runs of state there.
     """
-    local = master is None or re.fullmatch(r"local(\[.*\])?", master) is not None
-    return local or (place is None and bool(plan.stages))
+    return is_one_machine(master) or (place is None and bool(plan.stages))
+
+
+def tasks_write_outputs(master: str | None) -> bool:
+    """Return whether tasks write the large outputs of a batch: on a cluster; else the driver writes all."""
+    return not is_one_machine(master)
+
+
+def is_one_machine(master: str | None) -> bool:
+    """Return whether Spark runs in this process and its workers alone."""
+    return master is None or re.fullmatch(r"local(\[.*\])?", master) is not None
 
 
 def build_frames(
@@ -363,6 +374,8 @@ class _Query:
         )
         if self.plan.stages:
             self.sink.stages = self._stages()
+        if tasks_write_outputs(self.options.master):
+            self.sink.outputs = self._outputs()
         writer = (
             frames.writeStream.queryName(self.job.app)
             .foreachBatch(self.sink)
@@ -389,6 +402,15 @@ class _Query:
             self.place,
             self.sink.blocks,
         )
+
+    def _outputs(self) -> OutputTasks:
+        tasks = FrameTasks(
+            self.spark.sparkContext,
+            self.metadata.partitions,
+            self.sink.frame_files,
+            self.sink.blocks,
+        )
+        return OutputTasks(self.plan, tasks, self.sink.committer.stager, self.options.on_notice)
 
     def _wait(self, query: StreamingQuery) -> str:
         """Wait for the end: the query's own, a time, a condition, a request, or Ctrl-C."""
