@@ -6,6 +6,7 @@
 ``<prefix>.transaction``               BEGIN and END of each unit, with the number of its records by table
 ``<prefix>``                           tables defined, altered and dropped
 ``__debezium-heartbeat.<prefix>``      progress without a change
+``<prefix>-signal``                    what is asked of the capture (``signals.py``); it only reads this one
 ``outbox.event.<type>``                events of an outbox (``outbox.py``), which belong to no table's changes
 =====================================  ==================================================================
 
@@ -86,6 +87,10 @@ class CaptureTopics:
     @property
     def progress(self) -> str:
         return f"{self.prefix}.progress"
+
+    @property
+    def signal(self) -> str:
+        return f"{self.prefix}-signal"
 
     @property
     def outbox_dead(self) -> str:

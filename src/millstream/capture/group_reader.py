@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 from millstream.capture.lag import SourceLag
+from millstream.capture.signals import RereadRequest
 from millstream.capture.units import CaptureUnit, Progress, UnitContent, UnitKind
 
 PIECE_CONTENTS = 1000
@@ -36,6 +37,12 @@ class CaptureSource(Protocol):
 
     def release(self, progress: Progress) -> None:
         """Let the database remove what it keeps for this capture, which ends with that. From another thread."""
+
+    def check_reread(self, request: RereadRequest) -> None:
+        """Return if a table can be read again so; else raise a ConfigError. From any thread."""
+
+    def reread(self, request: RereadRequest) -> None:
+        """Have ``units`` read a table again, soon: all of it after a truncate. From another thread."""
 
     def remove(self) -> list[str]:
         """Take out of the database what captures of this name have installed there; return what it was."""

@@ -13,6 +13,7 @@ from millstream.capture.envelope import CaptureTopics
 from millstream.capture.group_reader import CaptureSource, GroupReader
 from millstream.capture.lag import LagWatch, SourceLag
 from millstream.capture.outbox import OutboxRouter
+from millstream.capture.signals import RereadRequest, SignalReader, signal_of
 from millstream.capture.units import CaptureUnit, Progress
 from millstream.capture.writer import CaptureWriter
 from millstream.choices import choose
@@ -79,6 +80,7 @@ class Capture:
     _stop: threading.Event = field(default_factory=threading.Event)
     _known: Progress | None = None  # the last that is durable
     _lag: SourceLag = field(default_factory=SourceLag)
+    _asked: int = 0  # behind the last signal that the source was given
     _released: ConflictError | None = None
     _release_ended: threading.Event = field(default_factory=threading.Event)
     _on_alarm: Callable[[str], None] = lambda _: None
@@ -105,6 +107,27 @@ class Capture:
             RetriableError: it does not respond.
         """
         self.source.check()
+
+    def reread(self, *tables: str, where: str | None = None) -> None:
+        """Ask for tables to be read again: a repair of what their topics have.
+
+        Whole tables are emptied in the log (``op`` ``t``), and read; with ``where`` the rows for which it is true are
+        read, and none is deleted. It is done in chunks among the changes, without a lock. The capture that runs, in
+        whichever process, follows; else the next one that does.
+
+        Args:
+            where: An expression of the database's SQL over the columns of the tables.
+
+        Raises:
+            ConfigError: a table is not captured, or the expression cannot be asked of it.
+        """
+        for table in tables:
+            self.source.check_reread(RereadRequest(*self.split(table), where or "", 0))
+        named = [".".join(self.split(table)) for table in tables]
+        with connect(self.log) as log:
+            log.create_topic(self.topics.signal, partitions=1, exist_ok=True)
+            with log.producer() as producer:
+                producer.send(self.topics.signal, signal_of(named, where), key=self.name)
 
     def remove(self) -> list[str]:
         """Take out of the database what captures of this name have installed; return what it was. The log stays.
@@ -187,9 +210,20 @@ class Capture:
         with writer:
             known = writer.progress
             self._known = None if known is None else known.source
+            self._asked = 0
+            signals = SignalReader(
+                log,
+                self.topics.signal,
+                self.name,
+                0 if known is None else known.source.get("signals", 0),
+                self.split,
+                time.monotonic,
+            )
             with GroupReader(self.source, None if known is None else known.source) as reader:
                 while not self._stop.is_set():
                     self._refuse_released()
+                    for request in signals.requests():
+                        self._follow(request)
                     if reader.wait(_TAKE_S):
                         last = _Last()
                         stored = writer.write(last.noted(reader.group()))
@@ -198,13 +232,25 @@ class Capture:
                             self.source.acknowledge(stored.source)
                         yield self._status(writer, last)
 
+    def _follow(self, request: RereadRequest | ConfigError) -> None:
+        """Have the source follow a signal; one that it cannot follow is told, and passed over."""
+        try:
+            if isinstance(request, ConfigError):
+                raise request
+            self.source.check_reread(request)
+        except ConfigError as error:
+            self._on_alarm(str(error))
+            return
+        self._asked = request.next_offset
+        self.source.reread(request)
+
     def _status(self, writer: CaptureWriter, last: _Last) -> CaptureStatus:
         now = writer.progress
         assert now is not None
         state: CaptureState = "streaming"
         if last.kind == "snapshot":
             state = "snapshot"
-        elif last.kind == "progress":
+        elif last.kind == "progress" and now.source.get("signals", 0) >= self._asked:
             state = "idle"
         lag = None if not last.timestamp_ms else (self.clock_ms() - last.timestamp_ms) / 1000
         measured = self._lag

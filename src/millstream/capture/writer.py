@@ -93,7 +93,12 @@ class CaptureWriter:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             self._create(self.topics.progress, cleanup="compact")
-            for topic in (self.topics.transaction, self.topics.schema, self.topics.heartbeat):
+            for topic in (
+                self.topics.transaction,
+                self.topics.schema,
+                self.topics.heartbeat,
+                self.topics.signal,
+            ):
                 self._create(topic)
             self._producer: Producer = stack.enter_context(
                 self.log.producer(

@@ -9,10 +9,12 @@ from typing import Literal
 
 import click
 
+from millstream.capture.run import Capture
 from millstream.capture.run import capture as capture_of
 from millstream.cli.byte_sizes import parse_bytes
 from millstream.cli.capture_display import CaptureDisplay, line_of
 from millstream.cli.signals import wait_for_stop_signal
+from millstream.errors import ConfigError
 
 
 @click.command()
@@ -79,6 +81,17 @@ from millstream.cli.signals import wait_for_stop_signal
     is_flag=True,
     help="Events are also messages of pg_logical_emit_message with the prefix outbox:<aggregatetype>:<aggregateid>.",
 )
+@click.option(
+    "--resnapshot",
+    multiple=True,
+    metavar="TABLE",
+    help="Only ask the capture of this name to read a table again, now or when it next runs; may be repeated.",
+)
+@click.option(
+    "--where",
+    metavar="SQL",
+    help="With --resnapshot: only rows for which this expression of the database is true.",
+)
 @click.option("--check", is_flag=True, help="Only say whether the database can be captured.")
 @click.option(
     "--remove",
@@ -98,6 +111,8 @@ def capture(
     wal_policy: Literal["keep", "release"],
     outbox: str | None,
     outbox_messages: bool,
+    resnapshot: tuple[str, ...],
+    where: str | None,
     check: bool,
     remove: bool,
 ) -> None:
@@ -127,6 +142,16 @@ def capture(
         outbox=outbox,
         outbox_messages=outbox_messages,
     )
+    if where is not None and not resnapshot:
+        raise ConfigError(
+            "--where is given without --resnapshot. Say which table is to be read again."
+        )
+    if resnapshot:
+        capturing.reread(*resnapshot, where=where)
+        click.echo(
+            "Asked for. The capture follows within seconds if it runs, else when it next does."
+        )
+        return
     if remove:
         for what in capturing.remove():
             click.echo(f"Removed {what}.")
@@ -136,6 +161,11 @@ def capture(
     if check:
         click.echo("The database can be captured.")
         return
+    _run(capturing, until)
+
+
+def _run(capturing: Capture, until: Literal["stopped", "caught-up"]) -> None:
+    """Capture until the end or a signal, and show how far it is."""
     with wait_for_stop_signal() as wait:
 
         def stop_at_signal() -> None:

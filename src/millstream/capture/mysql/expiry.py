@@ -51,7 +51,7 @@ def _rows_expected(session: MariaDbSession, progress: Progress) -> int | None:
     if not names:
         return None
     rows = session.rows(
-        "SELECT CONCAT(TABLE_SCHEMA, '.', TABLE_NAME), TABLE_ROWS FROM information_schema.TABLES "
+        "SELECT CONCAT(TABLE_SCHEMA, '/', TABLE_NAME), TABLE_ROWS FROM information_schema.TABLES "
         "WHERE TABLE_TYPE = 'BASE TABLE'"
     )
     sizes = {name: int(count or 0) for name, count in rows}

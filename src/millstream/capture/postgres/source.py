@@ -36,6 +36,7 @@ from millstream.capture.postgres.catalog import (
     OF_THE_SERVER,
     PgFault,
     PgTable,
+    check_reread,
     find_tables,
     publication_faults,
     publish,
@@ -71,6 +72,7 @@ from millstream.capture.postgres.stream import (
 )
 from millstream.capture.postgres.tracker import PgTableTracker
 from millstream.capture.postgres.values import PgTypes
+from millstream.capture.signals import RereadRequest
 from millstream.capture.table_patterns import TablePatterns
 from millstream.capture.units import (
     CaptureUnit,
@@ -141,6 +143,7 @@ class PostgresSource:
         self.heartbeat_s = heartbeat_s
         self.wal_bytes_max = wal_bytes_max
         self.messages = messages
+        self.rereads: deque[RereadRequest] = deque()
         self.pauses = False  # rows are not to be read before the changes of meanwhile are
         self.new_suffix = new_suffix
         self.database = str(conninfo_to_dict(address.url).get("dbname") or "")
@@ -209,6 +212,19 @@ class PostgresSource:
             self.pauses = found is not None and found.pauses
             return source_lag(session, progress, found, self.wal_bytes_max)
 
+    def check_reread(self, request: RereadRequest) -> None:
+        """Return if a table can be read again, and its condition be asked.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+        with open_session(self.address) as session, translated(self.address):
+            check_reread(session, find_tables(session, self.wanted), request)
+
+    def reread(self, request: RereadRequest) -> None:
+        """Have a table read again, from a snapshot that stands among its changes."""
+        self.rereads.append(request)
+
     def release(self, progress: Progress) -> None:
         """Drop the slot, so that the server keeps no WAL for it: the capture has ended with that."""
         self.close()
@@ -255,6 +271,7 @@ class _Run:
     _tracker: PgTableTracker = field(init=False)
     _identity: Progress = field(init=False)
     _lsn: int = field(init=False)
+    _signals: int = field(init=False)
     _target: int = field(init=False)
 
     def stored(self, progress: Progress) -> None:
@@ -283,6 +300,7 @@ class _Run:
         check_slot(self.session, source.address, progress, source.name)
         self._lsn = progress["lsn"]
         self._identity = {key: progress[key] for key in _IDENTITY if key in progress}
+        self._signals = progress.get("signals", 0)
         self._tracker = PgTableTracker(progress["tables"], self._look)
         now = self.session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
         assert now is not None
@@ -292,7 +310,9 @@ class _Run:
         ) as self._stream:
             yield from self._refreshed()
             while not self.closed.is_set():
-                if self._tracker.pending():
+                if source.rereads:
+                    yield from self._asked_again(source.rereads.popleft())
+                elif self._tracker.pending():
                     yield from self._snapshot()
                 else:
                     yield from self._follow(None)
@@ -336,7 +356,16 @@ class _Run:
                 )
 
     def _progress(self) -> Progress:
-        return {**self._identity, "lsn": self._lsn, "tables": self._tracker.entries}
+        signals = {"signals": self._signals} if self._signals else {}
+        return {**self._identity, **signals, "lsn": self._lsn, "tables": self._tracker.entries}
+
+    def _asked_again(self, request: RereadRequest) -> Iterator[CaptureUnit]:
+        """Have a table read again: a crash before the unit is stored leaves the signal, after it a table to be read."""
+        if request.next_offset < self._signals:
+            return
+        self._signals = request.next_offset
+        contents = list(self._tracker.again(request.database, request.table, request.where))
+        yield self._note(self._progress(), *contents)
 
     def _details(self, **more: Any) -> dict[str, Any]:
         return {"db": self.source.database, **more}
@@ -378,7 +407,8 @@ class _Run:
         layout = self._tracker.layout(table, columns)
         key = [[one.name for one in columns].index(name) for name in table.key]
         first = list(self._tracker.begin(table, columns))
-        rows = snapshot.rows(read, after)
+        where = self._tracker.where(table)
+        rows = snapshot.rows(read, after, where)
         last: list[str] | None = None
 
         def changes(limit: int | None) -> Iterator[TableChange]:
@@ -396,7 +426,7 @@ class _Run:
         while not self.closed.is_set():
             chunk = list(changes(self.source.chunk_rows))
             ended = len(chunk) < self.source.chunk_rows
-            self._tracker.read(table, columns, None if ended else last)
+            self._tracker.read(table, columns, None if ended else last, where)
             yield self._note(self._progress(), *first, *chunk)
             first = []
             if ended or self.source.pauses:
@@ -426,7 +456,7 @@ class _Run:
     def _follow(self, until: int | None) -> Iterator[CaptureUnit]:
         """Yield transactions up to a place; without one, until there are tables to be read."""
         while not self.closed.is_set():
-            if until is None and self._tracker.pending():
+            if until is None and (self._tracker.pending() or self.source.rereads):
                 return
             if until is None and time.monotonic() - self._looked_s > _LOOK_S:
                 yield from self._refreshed()
