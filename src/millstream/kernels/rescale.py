@@ -20,7 +20,10 @@ Manifests = dict[tuple[int, int], bytes]
 
 
 def rescale_manifests(
-    stages: tuple[StagePlan, ...], manifests: Mapping[tuple[int, int], bytes], before: int, after: int
+    stages: tuple[StagePlan, ...],
+    manifests: Mapping[tuple[int, int], bytes],
+    before: int,
+    after: int,
 ) -> Manifests:
     """Return the manifests of ``after`` buckets, given those of ``before``. They name the same runs.
 
@@ -51,7 +54,9 @@ def _rescale(
 ) -> dict[int, dict[str, Any]]:
     kernel = operator.kernel
     only = None if kernel.by else _hash_of_no_key(next(iter(parts.values()))["seed"])
-    return rescale_operator(kernel.name, parts, before, after, kernel.layout, only)
+    return rescale_operator(
+        kernel.name, parts, kernel.layout, before=before, after=after, only=only
+    )
 
 
 def _hash_of_no_key(seed: int) -> Hashes:

@@ -65,8 +65,7 @@ class MemoryBucketState:
     def copy(self) -> MemoryBucketState:
         """Return an independent copy. Runs never change, so they are shared; journals outlive a crash."""
         stores = {
-            key: replace(store, tables=dict(store.tables))
-            for key, store in self.stores.items()
+            key: replace(store, tables=dict(store.tables)) for key, store in self.stores.items()
         }
         return replace(self, stores=stores)
 

@@ -35,22 +35,29 @@ from millstream.kernels.state.sorted_runs import Run, Share
 from millstream.kernels.state.timers import WAITING
 
 _HALF_BITS = 32  # of a hash, by which buckets are ranges: see `buckets_of`
-_SAME = ("watermark", "clocks", "seed")  # the same in all buckets, as all get the same messages about time
+_SAME = (
+    "watermark",
+    "clocks",
+    "seed",
+)  # the same in all buckets, as all get the same messages about time
 _Range = tuple[int, int]
 
 
 def hash_range(bucket: int, count: int) -> _Range:
     """Return the hashes of one of ``count`` buckets, ``[low, high)``."""
-    low, high = (-(-(number << _HALF_BITS) // count) << _HALF_BITS for number in (bucket, bucket + 1))
+    low, high = (
+        -(-(number << _HALF_BITS) // count) << _HALF_BITS for number in (bucket, bucket + 1)
+    )
     return low, high
 
 
 def rescale_operator(
     step: str,
     parts: Mapping[int, OperatorMessage],
+    layout: StateLayout,
+    *,
     before: int,
     after: int,
-    layout: StateLayout,
     only: Hashes | None = None,
 ) -> dict[int, OperatorMessage]:
     """Return an operator's parts of the manifests of ``after`` buckets, given those of ``before``.
@@ -58,9 +65,9 @@ def rescale_operator(
     Args:
         step: Its name.
         parts: Its parts by bucket. A bucket that has had no batch yet has none.
+        layout: What it keeps besides rows of keys.
         before: How many buckets there are.
         after: How many there are to be.
-        layout: What it keeps besides rows of keys.
         only: The one hash of all its rows, if it has no keys.
 
     Raises:
@@ -197,13 +204,15 @@ class _NewBucket:
                 if taken and self._is_unsettled(name, origin, slot, taken):
                     self.unsettled.setdefault(name, set()).add(slot + first_space)
             first_space += len(_spaces(origin.values, self.layout)) if in_sets else 0
-        if name in map(chunks_of, self.layout.appended):  # places are counted from the first chunk on
-            return {slot: _flat([run for one in runs for run in one]) for slot, runs in by_slot.items()}
+        if name in map(
+            chunks_of, self.layout.appended
+        ):  # places are counted from the first chunk on
+            return {
+                slot: _flat([run for one in runs for run in one]) for slot, runs in by_slot.items()
+            }
         return {slot: _flat(_together(runs)) for slot, runs in by_slot.items()}
 
-    def _taken(
-        self, name: str, origin: _Origin, runs: Iterable[list[Run]]
-    ) -> list[list[Run]]:
+    def _taken(self, name: str, origin: _Origin, runs: Iterable[list[Run]]) -> list[list[Run]]:
         """Return what of the runs of a slot the new bucket gets."""
         if name in map(chunks_of, self.layout.appended):
             if origin.is_divided:
@@ -240,7 +249,9 @@ class _NewBucket:
         (low, high), (old_low, old_high) = common, range_
         rows = run.rows if is_filter else max(1, run.rows * (high - low) // (old_high - old_low))
         share = Share(low, high, run.stored_rows, counted, raised)
-        return replace(run, rows=min(rows, run.rows), events=run.events if counted else 0, share=share)
+        return replace(
+            run, rows=min(rows, run.rows), events=run.events if counted else 0, share=share
+        )
 
     def _raised(self, family: str, origin: _Origin) -> int:
         """Return by how much the numbers of a family's rows are raised."""
@@ -264,6 +275,8 @@ class _NewBucket:
 
     def _values(self) -> dict[str, Any]:
         names = dict.fromkeys(name for origin in self.origins for name in origin.values)
+        if self.layout.sets is not None:
+            names.pop(self.layout.sets[2], None)
         made = {name: self._value(name) for name in names}
         if self.layout.sets is not None:
             starts = [
@@ -349,7 +362,11 @@ def _together(lists: Sequence[list[list[Run]]]) -> list[list[Run]]:
     waiting = [list(runs) for runs in lists if runs]
     made: list[list[Run]] = []
     while any(waiting):
-        heads = [(sum(run.rows for run in runs[0]), -number) for number, runs in enumerate(waiting) if runs]
+        heads = [
+            (sum(run.rows for run in runs[0]), -number)
+            for number, runs in enumerate(waiting)
+            if runs
+        ]
         first = -max(heads)[1]
         run = waiting[first].pop(0)
         for number, runs in enumerate(waiting):
@@ -378,6 +395,5 @@ def _joined(one: list[Run], other: list[Run]) -> list[Run] | None:
 
 
 def _flat(runs: Iterable[list[Run]]) -> list[Run]:
-    """Number the parts of each run anew."""
+    """Give the parts of each run new numbers, from 0 on."""
     return [replace(run, part=part) for parts in runs for part, run in enumerate(parts)]
-

@@ -146,34 +146,17 @@ class GroupSets:
         for family, names in self.families:
             runs = state.runs(family, EACH_ROW, owned=every_row)
             ledger = StateLedger(self.step, (runs,))
-            values = pl.concat(
-                self._new_values(state, runs, slot, part, names, ids - start, seed)
-                for slot, (start, part) in enumerate(_by_space(state, fresh, ids))
-            )
+            new = []
+            for slot, (start, part) in enumerate(_by_space(state, fresh, ids)):
+                came = _values_by_group(part, names, ids - start, seed)
+                new.append(_unknown(runs, slot, came))
+                _keep(state, runs, slot, new[-1])
+            values = pl.concat(new)
             ledger.events_in = values.height
             ledger.check()
             made += list(_counts(values, names, first, fresh.height))
         sets = [set_column(name) for _, names in self.families for name in names]
         return fresh.drop(sets).hstack(made)
-
-
-    def _new_values(
-        self,
-        state: OperatorState,
-        runs: SortedRuns,
-        slot: int,
-        fresh: pl.DataFrame,
-        names: Sequence[str],
-        ids: Int64s,
-        seed: int,
-    ) -> pl.DataFrame:
-        """Return the values that sets of one space did not have, and keep them."""
-        values = _unknown(runs, slot, _values_by_group(fresh, names, ids, seed))
-        if values.height:
-            runs.owned = partial(_of_own_groups, state, _spaces(state)[slot])
-            runs.add(slot, values.drop(GROUP), lambda rows: rows)
-            runs.owned = every_row
-        return values
 
 
 def _spaces(state: OperatorState) -> list[int]:
@@ -195,9 +178,15 @@ def _by_space(
         yield start, fresh.filter(pl.Series(spaces == slot))
 
 
-def _of_own_groups(
-    state: OperatorState, start: int, rows: pl.DataFrame, _share: Share
-) -> Bools:
+def _keep(state: OperatorState, runs: SortedRuns, slot: int, values: pl.DataFrame) -> None:
+    """Keep new values of one space of numbers."""
+    if values.height:
+        runs.owned = partial(_of_own_groups, state, _spaces(state)[slot])
+        runs.add(slot, values.drop(GROUP), lambda rows: rows)
+        runs.owned = every_row
+
+
+def _of_own_groups(state: OperatorState, start: int, rows: pl.DataFrame, _share: Share) -> Bools:
     """Return which rows of sets are of groups of this bucket, where it shares them with others."""
     groups = KeyedRows(state, GROUPS, ROWS, numbered=GROUP_ID).scan()
     if groups is None:
