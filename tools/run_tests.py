@@ -86,7 +86,7 @@ def test_all(arguments: list[str]) -> int:
         first = 0 if arguments else test([])
         code = worst(first, the_rest(), *(in_lane(*lane) for lane in LANES_IN_PART.items()))
     else:
-        code = worst(pytest(*arguments, "tests"), smoke.run())
+        code = worst(pytest("-m", "not long", *arguments, "tests"), smoke.run())
     for line in skipped:
         say(f"skipped: {line}")
     return code
@@ -97,7 +97,7 @@ def the_rest() -> int:
     others = [argument for folder in QUICK_TESTS for argument in ("--ignore", folder)]
     thorough = (*QUICK_TESTS, "-m", "thorough", "-n", "1")
     return together(
-        lambda: pytest("tests", *others, "-m", "not quick", *FILES_SIDE_BY_SIDE),
+        lambda: pytest("tests", *others, "-m", "not quick and not long", *FILES_SIDE_BY_SIDE),
         lambda output: worst(
             pytest(*thorough, env=ONE_THREAD_EACH, output=output), smoke.run(output)
         ),
@@ -105,9 +105,22 @@ def the_rest() -> int:
 
 
 def test_long(arguments: list[str]) -> int:
-    """Run the tests that need no service in every lane: what is rare in the code is made common."""
+    """Run the tests that need no service in every lane: what is rare in the code is made common.
+
+    Without arguments, then those that take long or want programs that take long to build: YARN, images, Kubernetes.
+    """
     tests = arguments or [*QUICK_TESTS, *WITHOUT_HOUSE_RULES]
-    return worst(*(in_lane(lane.stem, tests, {}) for lane in sorted(LANES.glob("*.py"))))
+    code = worst(*(in_lane(lane.stem, tests, {}) for lane in sorted(LANES.glob("*.py"))))
+    return code if arguments else worst(code, platforms())
+
+
+def platforms() -> int:
+    """Install what the long tests want, and run them; say what is missing."""
+    missing = [*services.install(), *services.install_platforms()]
+    code = pytest("tests", "-m", "long")
+    for line in missing:
+        say(f"missing: {line}")
+    return code
 
 
 def in_lane(lane: str, tests: Sequence[str], few: dict[str, str] = FEW_EXAMPLES) -> int:
