@@ -22,6 +22,7 @@ from millstream.kernels.tables.upserts import VersionOrder
 from millstream.kernels.time.watermarks import WatermarkRule
 from millstream.object_store.address import StateUrl, is_url, parse_state_url
 from millstream.pipeline.avro import AvroSchema
+from millstream.pipeline.captured import CapturedTopic, captured_topic
 from millstream.pipeline.checks import check_time, checked_on_error, declared_at
 from millstream.pipeline.compiler import compile_plan
 from millstream.pipeline.debezium import (
@@ -64,6 +65,7 @@ from millstream.views.schema import check_app_name
 from millstream.views.store_location import STATE_STORE_FILE, StoreLocation, parse_state_store
 
 if TYPE_CHECKING:
+    from millstream.capture.run import Capture
     from millstream.spark.job import DataFrame, Job, SparkSession
 
 
@@ -239,6 +241,7 @@ class App(AppDeclaration):
         watermark: WatermarkRule = IN_ORDER,
         ttl: Duration | None = None,
         envelope: Envelope | None = None,
+        capture: Capture | str | None = None,
         **topic: Any,
     ) -> Table:
         """Declare a topic that is a table, and read it as one: of each key its latest record is a row.
@@ -253,34 +256,41 @@ class App(AppDeclaration):
             envelope: ``"debezium"``, or :func:`millstream.debezium` with options: the records are changes
                 of a database's table. ``schema`` has the columns of that table that are wanted; event time is
                 that of the change, by default. See docs/joins.md.
+            capture: What :func:`millstream.capture` returns, the URL of its database, or its name: ``name`` is a
+                table of that database, ``"orders"`` or ``"public.orders"``. It changes as the database does, by
+                whole transactions. A record that cannot be read stops the app (``bad="stop"``), unless
+                ``bad`` says otherwise.
 
         Raises:
-            ConfigError: an option is not known, or does not go with the envelope.
+            ConfigError: an option is not known, or does not go with the envelope or the capture.
 
         Example::
 
             users = app.table("users", User, key="id")
             orders = app.table("shop.public.orders", Order, key="id", envelope="debezium")
+            shop = ms.capture("postgresql://reader@db.example/shop", tables="orders")
+            orders = app.table("orders", Order, key="id", capture=shop)
         """
-        if envelope is not None:
+        if envelope is not None or capture is not None:
             if order != "offset" or deleted is not None or ttl is not None:
                 raise ConfigError(
-                    f"The table {name!r} has an envelope, and order=, deleted= or ttl=. The records say themselves "
-                    "what they replace and delete: leave these out."
+                    f"The table {name!r} has {'a capture' if envelope is None else 'an envelope'}, and order=, deleted= "
+                    "or ttl=. The records say themselves what they replace and delete: leave these out."
                 )
-            options = envelope_options(envelope, name)
+            found = self._captured_topic(name, envelope, capture, topic)
             columns = names_given(key, "table's key")
             declared = self.topic(
-                name, schema, key=columns[0] if len(columns) == 1 else None, **topic
+                found.topic, schema, key=columns[0] if len(columns) == 1 else None, **topic
             )
             return build_captured_table(
                 declared,
                 columns,
-                options,
-                self._transaction_group(options.transactions),
+                found.options,
+                self._transaction_group(found.options.transactions),
                 time=time,
                 watermark=watermark,
                 code=UserCode("", declared_at(), self.on_error),
+                captured=capture is not None,
             )
         if not isinstance(key, str):
             raise ConfigError(
@@ -289,6 +299,27 @@ class App(AppDeclaration):
             )
         declared = self.topic(name, schema, key=key, **topic)
         return declared.table(order=order, deleted=deleted, time=time, watermark=watermark, ttl=ttl)
+
+    def _captured_topic(
+        self,
+        name: str,
+        envelope: Envelope | None,
+        capture: Capture | str | None,
+        options: dict[str, Any],
+    ) -> CapturedTopic:
+        """Return the topic of a table with an envelope or a capture; complete the options of the topic."""
+        if capture is None:
+            return CapturedTopic(name, envelope_options(envelope, name))
+        if envelope is not None:
+            raise ConfigError(
+                f"The table {name!r} has a capture and an envelope. The capture says what its records are: leave the "
+                "envelope out."
+            )
+        found = captured_topic(capture, name, self.log)
+        if found.partitions is not None:
+            options.setdefault("partitions", found.partitions)
+        options.setdefault("bad", "stop")
+        return found
 
     def _transaction_group(self, topic: str | None) -> TransactionGroup | None:
         """Return the step that the tables of a topic of transactions share."""
