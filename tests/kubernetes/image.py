@@ -42,9 +42,13 @@ def buildah(*arguments: str | Path, check: bool = True) -> str:
 
 
 def storage() -> list[str]:
-    """Return the options that name the storage, and the program that runs containers."""
-    runc = shutil.which("runc") or "runc"
-    return [f"--root={STORAGE}/root", f"--runroot={STORAGE}/run", f"--runtime={runc}"]
+    """Return the options that name the storage."""
+    return [f"--root={STORAGE}/root", f"--runroot={STORAGE}/run"]
+
+
+def runtime() -> str:
+    """Return the option that names the program that runs containers: crun can't do with control groups of both kinds."""
+    return f"--runtime={shutil.which('runc')}"
 
 
 def build() -> str:
@@ -60,7 +64,7 @@ def build() -> str:
             mounted["/etc/pip.conf"] = "/etc/pip.conf"
         volumes = [f"--volume={here}:{there}:ro" for here, there in mounted.items()]
         network = ["--pull-never", "--network=host", *volumes]
-        buildah("build", "--layers", *network, "--tag", IMAGE, ROOT)
+        buildah("build", runtime(), "--layers", *network, "--tag", IMAGE, ROOT)
     return IMAGE
 
 
@@ -103,5 +107,5 @@ class Container:
         options = [f"--volume={folder}:{folder}" for folder in folders]
         options += [f"--env={name}={value}" for name, value in (env or {}).items()]
         way_in = entry_point(self._image)
-        run = ["run", "--network=host", *options, self.name, "--", *way_in, *arguments]
+        run = ["run", runtime(), "--network=host", *options, self.name, "--", *way_in, *arguments]
         return ["buildah", *storage(), *run]
