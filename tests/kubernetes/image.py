@@ -20,6 +20,7 @@ STORAGE = Path.home() / ".cache/millstream/images"
 BASE = "docker.io/library/python:3.11-slim"
 IMAGE = "registry.example.org/millstream:0.1.0"  # as in deploy/kubernetes
 _PACKAGES = "python3,python3-pip,python3-venv,python-is-python3,ca-certificates"
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PROGRAMS = ("buildah", "runc", "mmdebstrap")
 # pip of Debian refuses to install beside Debian's packages; that of the real image has none beside it.
 _LET_PIP_INSTALL = 'rm -f "$1"/usr/lib/python3*/EXTERNALLY-MANAGED'
@@ -77,6 +78,7 @@ def _make_base() -> None:
         subprocess.run(command, check=True, capture_output=True)
         container = buildah("from", "scratch")
         buildah("add", "--quiet", container, archive, "/")
+        buildah("config", f"--env=PATH={_PATH}", container)
         buildah("commit", "--quiet", container, BASE)
         buildah("rm", container)
 
