@@ -1,7 +1,7 @@
 """A cluster that cannot cheat: every machine has an address and a mount namespace of its own.
 
 Neither the driver's folder nor another executor's can be seen on a machine, so whatever goes between them goes
-by Spark, S3, PostgreSQL or the broker. The "machines" are processes of this one, which share its network and clocks.
+by Spark, S3, PostgreSQL or the broker; but for a dataset, whose folder all see, as one that all have mounted. The "machines" are processes of this one, which share its network and clocks.
 """
 
 from __future__ import annotations
@@ -131,7 +131,16 @@ class Machines(Cluster):
 
 
 @pytest.fixture
-def machines(tmp_path, database, s3_url, monkeypatch):
+def mounted():
+    """A folder that all machines see, as it is not where temporary files are."""
+    if Path(tempfile.gettempdir()) in (Path("/var/tmp"), Path("/var")):
+        pytest.skip("temporary files are in /var/tmp, where all machines were to see a folder")
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def machines(tmp_path, database, s3_url, mounted, monkeypatch):
     if not may_unshare():
         pytest.skip("this user may not make mount namespaces (unshare): run it as root on Linux")
     monkeypatch.setenv("PGUSER", unquote(urlsplit(database).username))
@@ -143,6 +152,7 @@ def machines(tmp_path, database, s3_url, monkeypatch):
             ("LOG", f"kafka://{broker.address}"),
             ("STATE", s3_url),
             ("STORE", database),
+            ("DATASET", str(mounted / "found")),
         ):
             monkeypatch.setenv(name, value)
         yield Machines(folder, opened, root=tmp_path / "machines")
@@ -230,6 +240,8 @@ def test_machines_that_share_no_disk_give_the_batch_answer_and_a_driver_goes_on_
     assert last.wait(WAIT_S) == 0, said["last"].read_text()
     assert minutes(store) == counted(48_000)
     assert sorted(found(log)) == list(range(1, 48_000, 2))
+    dataset = ms.dataset(os.environ["DATASET"])
+    assert dataset.scan().collect()["id"].sort().to_list() == list(range(1, 48_000, 2))
 
     with ms.view("machines", store=store) as view:
         seen = view.scan().select("machine", "seen").rows()

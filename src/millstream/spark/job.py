@@ -62,6 +62,7 @@ from millstream.views.runs.control_files import (
 from millstream.views.runs.dead_letter_share import DeadLetterShare
 from millstream.views.runs.failure import record_failure
 from millstream.views.runs.progress import Progress, Report, Until, describe_created_topic
+from millstream.views.runs.skew import SkewWatch
 from millstream.views.schema import JOB
 from millstream.views.sink import RunStart
 from millstream.views.state_store.store import StateStore
@@ -167,6 +168,7 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
             EventTimesFile(_event_times(job)),
             frame_files,
             DeadLetterShare(options.dead_max, options.on_alarm),
+            SkewWatch(options.on_notice),
             partial(planned_at, job.folder / "checkpoint"),
             None if share else FrameBlocks(),
             checkpoint.save,
