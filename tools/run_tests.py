@@ -105,9 +105,16 @@ def the_rest() -> int:
 
 
 def test_long(arguments: list[str]) -> int:
-    """Run the tests that need no service in every lane: what is rare in the code is made common."""
+    """Run the tests that need no service in every lane: what is rare in the code is made common.
+
+    Then machines without a common disk, from which S3 is cut off for a minute.
+    """
     tests = arguments or [*QUICK_TESTS, *WITHOUT_HOUSE_RULES]
-    return worst(*(in_lane(lane.stem, tests, {}) for lane in sorted(LANES.glob("*.py"))))
+    codes = [in_lane(lane.stem, tests, {}) for lane in sorted(LANES.glob("*.py"))]
+    if not arguments:
+        services.install()
+        codes.append(pytest("tests/spark/test_machines.py", env={"MILLSTREAM_CUT_S": "60"}))
+    return worst(*codes)
 
 
 def in_lane(lane: str, tests: Sequence[str], few: dict[str, str] = FEW_EXAMPLES) -> int:
