@@ -41,6 +41,7 @@ from millstream.spark.job_metadata import (
     load_or_create_job_metadata,
 )
 from millstream.spark.output_tasks import OutputTasks
+from millstream.spark.rescale import divide_state
 from millstream.spark.runtime.session import cores_available, start_session, stop_session
 from millstream.spark.serializable import check_serializable
 from millstream.spark.sink import CommitSink
@@ -49,8 +50,10 @@ from millstream.spark.source.event_times import EventTimesFile
 from millstream.spark.source.offsets import planned_at
 from millstream.spark.source.planner import SourceSpec
 from millstream.spark.stages.executor import StageExecutor
+from millstream.spark.stages.journal_place import JournalPlace
 from millstream.spark.state_place import begin_at_place, load_or_create_place
 from millstream.spark.topic_ids import check_same_topics, save_topic_ids
+from millstream.spark.whole_topics import check_not_compacted
 from millstream.views.commit.committer import BatchCommitter
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.runs.control_files import (
@@ -137,6 +140,7 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
     created = _create_topics(job)
     for name in created.names:
         options.on_notice(describe_created_topic(name, created.others))
+    check_not_compacted(plan, log)
     with open_committer(plan, job.state_store, job.log, options.on_notice) as committer:
         # before this run replaces another one, or is noted as begun
         place = load_or_create_place(job.app, committer.state_store, job.state, job.folder)
@@ -156,6 +160,14 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
         check_checkpoint_current(job.folder, next_batch_id, job.state_store)
         if place is not None:
             begin_at_place(place, committer)
+        divide_state(
+            committer.state_store,
+            RunStart(job.app, JOB, committer.run, checkpoint.load_or_create_id()),
+            plan,
+            metadata,
+            next_batch_id=next_batch_id,
+            journals=JournalPlace(_runs(job), place),
+        )
         watermark = watermark_before(committer.state_store, job.app)
         FrameFiles(_frames(job) / "0").remove_earlier_runs()
         share = shares_disk(options.master, plan, place)

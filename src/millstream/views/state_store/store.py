@@ -193,6 +193,35 @@ class StateStore(StateStoreReader):
         """
         self._write(lambda db: update_partitioning(db, app, job, partitioning, self.store_name))
 
+    def replace_state(
+        self,
+        start: RunStart,
+        state: Mapping[tuple[int, int], bytes],
+        partitioning: Mapping[str, int],
+    ) -> None:
+        """Replace all manifests of a job's state for the run that has begun, and how its work is divided.
+
+        One transaction: a crash before it is durable leaves the manifests that there were, all of them.
+
+        Raises:
+            FencedError: a newer run has begun.
+        """
+
+        def replace(db: Database) -> None:
+            self._check_not_replaced(db)
+            _check_newest(db, start)
+            db.execute("DELETE FROM _state WHERE app = ? AND job = ?", (start.app, start.job))
+            db.executemany(
+                "INSERT INTO _state VALUES (?, ?, ?, ?, ?)",
+                [
+                    (start.app, start.job, stage, bucket, manifest)
+                    for (stage, bucket), manifest in state.items()
+                ],
+            )
+            update_partitioning(db, start.app, start.job, partitioning, self.store_name)
+
+        self._write(replace)
+
     def commit(
         self,
         fence: Fence,
