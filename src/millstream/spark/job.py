@@ -426,7 +426,7 @@ class _Query:
     def _outputs(self) -> OutputTasks:
         tasks = FrameTasks(
             self.spark.sparkContext,
-            self.metadata.partitions,
+            self.options.cores or cores_available(),  # no state: buckets do not bound it
             self.sink.frame_files,
             self.sink.blocks,
         )
