@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from millstream.capture.apply.applied_table import AppliedTable, Row, RowBatch
 from millstream.capture.apply.captured_types import comparable
@@ -108,6 +109,11 @@ class BatchWriter:
 def comparable_key(table: AppliedTable, row: Row) -> bytes:
     """Return the key of a row in the one form that it has in all databases."""
     return to_json([comparable(table.types[name], row[name]) for name in table.key])
+
+
+def key_hash(key: bytes) -> int:
+    """Return a number that keys are divided by, the same in every process."""
+    return int.from_bytes(blake2b(key, digest_size=8).digest(), "big")
 
 
 @dataclass

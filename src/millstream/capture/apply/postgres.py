@@ -42,6 +42,8 @@ class PostgresTarget:
     Tables are in the schema that they have in the source; of MariaDB, in one that is named as their database.
     """
 
+    batch_s = 0.0
+
     def __init__(self, address: PostgresAddress) -> None:
         self._address = address
         self.shown = address.shown

@@ -40,6 +40,8 @@ _Convert = Callable[[Any], Any]
 class SqliteTarget:
     """Applies to a SQLite database; see :class:`millstream.capture.apply.target.ApplyTarget` for the methods."""
 
+    batch_s = 0.0
+
     def __init__(self, path: Path) -> None:
         self.shown = str(path)
         self._token = self._name = ""

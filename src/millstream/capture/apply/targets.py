@@ -7,15 +7,20 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
+from millstream.capture.apply.applied_table import AppliedTable
+from millstream.capture.apply.lake import BATCH_S, LakeTable, LakeTarget
+from millstream.capture.apply.parquet import VERSIONS_KEPT, ParquetTable
 from millstream.capture.apply.target import ApplyTarget
 from millstream.capture.sources import with_password
+from millstream.choices import did_you_mean
 from millstream.errors import ConfigError, EnvironmentProblem
 from millstream.views.address import postgres_address
 
 PASSWORD_VARIABLE = "MILLSTREAM_APPLY_PASSWORD"  # noqa: S105 - its name
 _Open = Callable[[], ApplyTarget]
+_LAKE_OPTIONS = frozenset(("text", "every", "keep"))
 
 
 def target_of(url: str, environment: Mapping[str, str] = os.environ) -> _Open:
@@ -67,6 +72,66 @@ def _postgres(url: str, password: str | None) -> _Open:
     return lambda: found.PostgresTarget(address)
 
 
+def _lake(
+    make_tables: Callable[[Path, Mapping[str, str]], Callable[[AppliedTable], LakeTable]],
+) -> Callable[[str, str | None], _Open]:
+    """Return what opens a lake of one of the formats."""
+
+    def lake(url: str, _password: str | None) -> _Open:
+        plain, _, query = url.partition("?")
+        folder = folder_of(plain)
+        given = dict(parse_qsl(query, keep_blank_values=True))
+        for name in given.keys() - _LAKE_OPTIONS:
+            raise ConfigError(
+                f"the target's URL has the option {name!r}. Those that lakes have are {', '.join(sorted(_LAKE_OPTIONS))}."
+                f"{did_you_mean(name, _LAKE_OPTIONS)}"
+            )
+        as_text = frozenset(filter(None, given.get("text", "").split(",")))
+        batch_s = _positive(given, "every", BATCH_S)
+        _positive(given, "keep", 1)
+        tables = make_tables(folder, given)
+        return lambda: LakeTarget(folder, tables, as_text, batch_s)
+
+    return lake
+
+
+def _positive(given: Mapping[str, str], name: str, default: float) -> float:
+    text = given.get(name, "")
+    if text and not (text.isdecimal() and int(text)):
+        raise ConfigError(
+            f"the target's option {name} is {text[:40]!r}. Give a whole number from 1."
+        )
+    return float(text) if text else default
+
+
+def _parquet(folder: Path, given: Mapping[str, str]) -> Callable[[AppliedTable], LakeTable]:
+    kept = int(_positive(given, "keep", VERSIONS_KEPT))
+    return lambda table: ParquetTable(folder / _folder_name(table), kept)
+
+
+def _delta(folder: Path, _given: Mapping[str, str]) -> Callable[[AppliedTable], LakeTable]:
+    found = _driven("delta", "Delta", "deltalake", "delta")
+    return lambda table: found.DeltaLakeTable(folder / _folder_name(table))
+
+
+def _iceberg(folder: Path, _given: Mapping[str, str]) -> Callable[[AppliedTable], LakeTable]:
+    found = _driven("iceberg", "Iceberg", "pyiceberg", "iceberg")
+    lakes: list[Any] = []  # made when the target is first opened
+
+    def table_of(table: AppliedTable) -> LakeTable:
+        if not lakes:
+            lakes.append(found.IcebergLake(folder))
+        made: LakeTable = lakes[0].table(table)
+        return made
+
+    return table_of
+
+
+def _folder_name(table: AppliedTable) -> str:
+    """Return the name of a table's folder, with characters that paths and URLs do not like as their codes."""
+    return quote(table.collection, safe=" ")
+
+
 def folder_of(url: str) -> Path:
     """Return the path of a URL such as ``sqlite:///relative/path`` or ``sqlite:////absolute/path``.
 
@@ -99,4 +164,7 @@ _MAKERS: dict[str, Callable[[str, str | None], _Open]] = {
     "postgresql": _postgres,
     "postgres": _postgres,
     "sqlite": _sqlite,
+    "parquet": _lake(_parquet),
+    "delta": _lake(_delta),
+    "iceberg": _lake(_iceberg),
 }
