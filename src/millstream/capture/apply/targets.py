@@ -72,6 +72,28 @@ def _postgres(url: str, password: str | None) -> _Open:
     return lambda: found.PostgresTarget(address)
 
 
+def _redis(url: str, password: str | None) -> _Open:
+    try:
+        parts = urlsplit(url)
+        readable = bool(parts.hostname) and parts.port != 0 and not parts.query
+    except ValueError:
+        readable = False
+    database = parts.path.removeprefix("/") if readable else ""
+    if not readable or (database and not database.isdecimal()):
+        raise ConfigError(
+            "the address of Redis is not one that can be read. Give redis://host:6379, or redis://host:6379/1 for its "
+            "database 1, with characters such as @ : / % in user and password written as %40 %3A %2F %25."
+        )
+    found = _driven("redis", "Redis", "redis", "redis")
+    return lambda: found.RedisTarget(url, password)
+
+
+def _tantivy(url: str, _password: str | None) -> _Open:
+    folder = folder_of(url)
+    found = _driven("tantivy", "a full-text index", "tantivy", "tantivy")
+    return lambda: found.TantivyTarget(folder)
+
+
 def _lake(
     make_tables: Callable[[Path, Mapping[str, str]], Callable[[AppliedTable], LakeTable]],
 ) -> Callable[[str, str | None], _Open]:
@@ -167,4 +189,7 @@ _MAKERS: dict[str, Callable[[str, str | None], _Open]] = {
     "parquet": _lake(_parquet),
     "delta": _lake(_delta),
     "iceberg": _lake(_iceberg),
+    "redis": _redis,
+    "rediss": _redis,
+    "tantivy": _tantivy,
 }
