@@ -37,7 +37,7 @@ _DECLARED: dict[Kind, str] = {
 _Convert = Callable[[Any], Any]
 
 
-class SqliteTarget:
+class SqliteApplyTarget:
     """Applies to a SQLite database; see :class:`millstream.capture.apply.target.ApplyTarget` for the methods."""
 
     batch_s = 0.0

@@ -47,7 +47,7 @@ def target_of(url: str, environment: Mapping[str, str] = os.environ) -> _Open:
 def _sqlite(url: str, _password: str | None) -> _Open:
     path = folder_of(url)
     found = _driven("sqlite", "SQLite", "sqlite3", "all")
-    return lambda: found.SqliteTarget(path)
+    return lambda: found.SqliteApplyTarget(path)
 
 
 def _postgres(url: str, password: str | None) -> _Open:
@@ -69,7 +69,7 @@ def _postgres(url: str, password: str | None) -> _Open:
     is_address = import_module("millstream.capture.postgres.source").is_address
     if not is_address(address.url):
         raise unread
-    return lambda: found.PostgresTarget(address)
+    return lambda: found.PostgresApplyTarget(address)
 
 
 def _redis(url: str, password: str | None) -> _Open:
