@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+import pyarrow as pa
+
 UnitKind = Literal["transaction", "snapshot", "progress"]
 Operation = Literal["c", "u", "d", "r", "t"]
 Progress: TypeAlias = dict[str, Any]
@@ -32,6 +34,22 @@ class TableChange:
 
 
 @dataclass(frozen=True, slots=True)
+class RowBlock:
+    """Many rows of one table, with one operation: what as many :class:`TableChange` say, as JSON.
+
+    ``rows`` are those after it, of ``d`` those before it; there are no others. Each has these columns.
+    """
+
+    database: str
+    table: str
+    op: Literal["c", "u", "d", "r"]
+    columns: frozenset[str]
+    rows: pa.Array
+    keys: pa.Array | None
+    """None of a table without a key."""
+
+
+@dataclass(frozen=True, slots=True)
 class TableDefinition:
     """A table is defined, or altered, from here on; ``dropped`` has no columns."""
 
@@ -44,7 +62,12 @@ class TableDefinition:
     dropped: bool = False
 
 
-UnitContent: TypeAlias = TableChange | TableDefinition
+UnitContent: TypeAlias = TableChange | RowBlock | TableDefinition
+
+
+def content_rows(content: UnitContent) -> int:
+    """Return how many rows a content is about; at least one."""
+    return max(1, len(content.rows)) if isinstance(content, RowBlock) else 1
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from capture_postgres_servers import Shop, start
+from row_blocks import one_by_one
 
 from millstream.capture.units import TableChange, TableDefinition
 
@@ -49,7 +50,7 @@ class Replica:
         self.units = []
 
     def store(self, unit):
-        contents = list(unit.contents)
+        contents = one_by_one(unit.contents)
         for content in contents:
             if isinstance(content, TableChange):
                 self._apply(content)
