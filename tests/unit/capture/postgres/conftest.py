@@ -9,9 +9,11 @@ from row_blocks import one_by_one
 from millstream.capture.units import TableChange, TableDefinition
 
 
-@pytest.fixture(scope="session")
-def logical_server():
-    with start() as server:
+@pytest.fixture(
+    scope="session", params=["system", pytest.param("wheel", marks=pytest.mark.thorough)]
+)
+def logical_server(request):
+    with start(of_wheel=request.param == "wheel") as server:
         yield server
 
 
