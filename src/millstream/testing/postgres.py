@@ -95,6 +95,10 @@ class PostgresServer:
         password = password.replace("/", "%2F")
         return f"postgresql://{self.user}:{password}@127.0.0.1:{self.port}/{database}"
 
+    def program(self, name: str) -> Path:
+        """Return one of the programs that came with the server, such as ``pgbench``."""
+        return self._programs / name
+
     def _sql(self, statement: str) -> None:
         import psycopg  # noqa: PLC0415 - an extra, which only these tests need
 
