@@ -6,6 +6,8 @@
 ``<prefix>.transaction``               BEGIN and END of each unit, with the number of its records by table
 ``<prefix>``                           tables defined, altered and dropped
 ``__debezium-heartbeat.<prefix>``      progress without a change
+``<prefix>-signal``                    what is asked of the capture (``signals.py``); it only reads this one
+``outbox.event.<type>``                events of an outbox (``outbox.py``), which belong to no table's changes
 =====================================  ==================================================================
 
 A chunk of a snapshot is a transaction, too: so those who apply whole transactions apply it at its place among
@@ -29,8 +31,10 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.capture.json_columns import joined, numbers
+from millstream.capture.outbox import OutboxRouter, RoutedEvent
 from millstream.capture.units import (
     CaptureUnit,
+    LoggedMessage,
     Operation,
     RowBlock,
     TableChange,
@@ -47,7 +51,8 @@ Row = dict[str, Any]
 class CapturedRecord(NamedTuple):
     """A record for a topic. ``table``: it is a change of a table, whose topic may have to be created.
 
-    ``truncate``: it has no key, and a topic that keeps the last record of each key may give it one.
+    ``truncate``: it has no key, and a topic that keeps the last record of each key may give it one. ``routed``: it is an
+    event of an outbox, of which the topic may have to be created, and keeps all.
     """
 
     topic: str
@@ -57,11 +62,12 @@ class CapturedRecord(NamedTuple):
     headers: tuple[tuple[str, bytes], ...] = ()
     table: bool = False
     truncate: bool = False
+    routed: bool = False
 
     @property
     def events(self) -> int:
-        """How many changes of tables it says."""
-        return int(self.table and self.value is not None)
+        """How many changes of tables, or events of an outbox, it says."""
+        return int(self.routed or (self.table and self.value is not None))
 
 
 class CapturedRecords(NamedTuple):
@@ -102,11 +108,23 @@ class CaptureTopics:
     def progress(self) -> str:
         return f"{self.prefix}.progress"
 
+    @property
+    def signal(self) -> str:
+        return f"{self.prefix}-signal"
+
+    @property
+    def outbox_dead(self) -> str:
+        return f"{self.prefix}.outbox.dead"
+
     def of_table(self, database: str, table: str) -> str:
         """Return the topic of a table: characters that topics may not have are underscores."""
         topic = f"{self.prefix}.{_NOT_IN_TOPICS.sub('_', f'{database}.{table}')}"
         owner = self.tables.setdefault(topic, (database, table))
-        if owner != (database, table) or topic in (self.transaction, self.progress):
+        if owner != (database, table) or topic in (
+            self.transaction,
+            self.progress,
+            self.outbox_dead,
+        ):
             raise ConfigError(
                 f"the table {database}.{table} would have the topic {topic!r}, which "
                 f"{'.'.join(owner) if owner != (database, table) else 'the capture'} has. Capture it under "
@@ -123,6 +141,7 @@ class UnitRecords:
     connector: str
     clock_ms: Callable[[], int]
     columns: dict[str, list[str]] = field(default_factory=dict)
+    outbox: OutboxRouter | None = None
 
     def records(self, unit: CaptureUnit) -> Iterator[CapturedRecord | CapturedRecords]:
         """Yield the records of a unit, while its contents are read."""
@@ -160,6 +179,7 @@ class _Unit:
     unit: CaptureUnit
     tables: dict[tuple[str, str], _UnitTable] = field(default_factory=dict)
     total: int = 0
+    routed: int = 0  # contents that concern an outbox
 
     @property
     def id(self) -> str:
@@ -174,6 +194,14 @@ class _Unit:
         for content in self.unit.contents:
             if isinstance(content, TableDefinition):
                 yield self._definition(content)
+                continue
+            if isinstance(content, LoggedMessage):
+                yield from self._message(content)
+                continue
+            if self.maker.outbox is not None and self.maker.outbox.takes(content):
+                changes = content.changes() if isinstance(content, RowBlock) else (content,)
+                for change in changes:
+                    yield from self._outbox(self.maker.outbox, change)
                 continue
             if not begun:
                 yield self._border("BEGIN")
@@ -201,6 +229,48 @@ class _Unit:
         }
         key = to_json({"id": self.id})
         return CapturedRecord(self.maker.topics.transaction, key, to_json(value), self.time_ms)
+
+    # ── the outbox ──────────────────────────────────────────────────────────────────────────
+
+    def _outbox(self, router: OutboxRouter, change: TableChange) -> Iterator[CapturedRecord]:
+        self.routed += 1
+        try:
+            event = router.event(change)
+        except ValueError as error:
+            source, details = self._source(change.database, change.table)
+            value = {
+                "before": change.before,
+                "after": change.after,
+                "source": {**source, "seq": self.total, **details},
+                "op": change.op,
+                "reason": str(error),
+            }
+            yield self._dead(to_json(value))
+            return
+        if event is not None:
+            yield self._event(event)
+
+    def _message(self, message: LoggedMessage) -> Iterator[CapturedRecord]:
+        if self.maker.outbox is None:
+            return
+        self.routed += 1
+        try:
+            event = self.maker.outbox.of_message(message, f"{self.unit.position}/{self.routed}")
+        except ValueError as error:
+            text = message.data.decode(errors="replace")
+            yield self._dead(
+                to_json({"prefix": message.prefix, "message": text, "reason": str(error)})
+            )
+            return
+        yield self._event(event)
+
+    def _event(self, event: RoutedEvent) -> CapturedRecord:
+        return CapturedRecord(
+            event.topic, event.key, event.value, self.time_ms, event.headers, routed=True
+        )
+
+    def _dead(self, value: bytes) -> CapturedRecord:
+        return CapturedRecord(self.maker.topics.outbox_dead, None, value, self.time_ms, routed=True)
 
     # ── changes ─────────────────────────────────────────────────────────────────────────────
 
@@ -305,7 +375,8 @@ class _Unit:
             found = self.tables[database, table] = self._new_table(database, table)
         return found
 
-    def _new_table(self, database: str, table: str) -> _UnitTable:
+    def _source(self, database: str, table: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the members of ``source`` before ``seq``, and those behind it."""
         details = dict(self.unit.details)
         source = {
             "version": VERSION,
@@ -318,6 +389,10 @@ class _Unit:
             "table": table,
             "position": self.unit.position,
         }
+        return source, details
+
+    def _new_table(self, database: str, table: str) -> _UnitTable:
+        source, details = self._source(database, table)
         rest = b"," + to_json(details)[1:] if details else b"}"
         transaction = b'%b,"transaction":{"id":%b,"total_order":' % (rest, to_json(self.id))
         return _UnitTable(
@@ -332,6 +407,8 @@ class _Unit:
     def _definition(self, found: TableDefinition) -> CapturedRecord:
         table = f"{found.database}.{found.table}"
         kind = "DROP" if found.dropped else "ALTER" if table in self.maker.columns else "CREATE"
+        if self.maker.outbox is not None:
+            self.maker.outbox.check(found)
         if found.dropped:
             self.maker.columns.pop(table, None)
         else:

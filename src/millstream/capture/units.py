@@ -5,6 +5,7 @@ A unit's contents and the progress after it belong together: whoever stores them
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -48,6 +49,18 @@ class RowBlock:
     keys: pa.Array | None
     """None of a table without a key."""
 
+    def changes(self) -> Iterator[TableChange]:
+        """Yield what it says row by row: for what looks at values."""
+        key = (
+            ()
+            if self.keys is None or not len(self.keys)
+            else tuple(json.loads(self.keys[0].as_py()))
+        )
+        for text in self.rows.to_pylist():
+            row = json.loads(text)
+            before, after = (row, None) if self.op == "d" else (None, row)
+            yield TableChange(self.database, self.table, self.op, key, before, after)
+
 
 @dataclass(frozen=True, slots=True)
 class TableDefinition:
@@ -62,7 +75,15 @@ class TableDefinition:
     dropped: bool = False
 
 
-UnitContent: TypeAlias = TableChange | RowBlock | TableDefinition
+@dataclass(frozen=True, slots=True)
+class LoggedMessage:
+    """A message that an application wrote into the database's log, within its transaction."""
+
+    prefix: str
+    data: bytes
+
+
+UnitContent: TypeAlias = TableChange | RowBlock | TableDefinition | LoggedMessage
 
 
 def content_rows(content: UnitContent) -> int:

@@ -37,6 +37,7 @@ from millstream.capture.envelope import (
     UnitRecords,
     to_json,
 )
+from millstream.capture.outbox import OutboxRouter
 from millstream.capture.record_queues import RecordQueues
 from millstream.capture.units import CaptureUnit, Progress
 from millstream.client.log import EventLog
@@ -75,6 +76,7 @@ class CaptureWriter:
         connector: The name of the kind of source, as ``source.connector`` has it.
         partitions: Of topics of tables that do not exist yet.
         cleanup: The same: "delete", "compact" or "compact,delete".
+        outbox: Routes the events of an outbox, if there is one.
 
     Raises:
         ConflictError: the topic of progress was made by another kind of source, or by a later version; it, or a topic
@@ -87,13 +89,19 @@ class CaptureWriter:
     clock_ms: Callable[[], int]
     partitions: int = 1
     cleanup: str = "delete"
+    outbox: OutboxRouter | None = None
     progress: StoredProgress | None = None
     _known: dict[str, str] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             self._create(self.topics.progress, cleanup="compact")
-            for topic in (self.topics.transaction, self.topics.schema, self.topics.heartbeat):
+            for topic in (
+                self.topics.transaction,
+                self.topics.schema,
+                self.topics.heartbeat,
+                self.topics.signal,
+            ):
                 self._create(topic)
             self._producer: Producer = stack.enter_context(
                 self.log.producer(
@@ -111,7 +119,9 @@ class CaptureWriter:
             else:
                 self._check_topics(self.progress.topics)
             columns = {} if self.progress is None else dict(self.progress.columns)
-            self._units = UnitRecords(self.topics, self.connector, self.clock_ms, columns)
+            self._units = UnitRecords(
+                self.topics, self.connector, self.clock_ms, columns, self.outbox
+            )
             self._opened = stack.pop_all()
         return self
 
@@ -169,6 +179,8 @@ class CaptureWriter:
         if isinstance(record, CapturedRecords):
             self._queues.add_many(record)
             return
+        if record.routed:
+            self._create(record.topic, partitions=self.partitions)
         if record.truncate and "compact" in self.cleanup:
             record = record._replace(key=_TRUNCATE_KEY)
         self._queues.add(record)

@@ -161,6 +161,10 @@ class EventTypes:
         """Name the key store and how often it forgot, in any process."""
         return "" if self._keys is None else self._keys.forgets()
 
+    def named(self, name: str) -> EventType | None:
+        """Return the type that is registered under a name."""
+        return self._by_name.get(name)
+
     def type_of(self, event: object) -> EventType:
         """Return the type of an event.
 

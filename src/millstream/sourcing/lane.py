@@ -20,6 +20,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -208,6 +209,8 @@ class Lane:
             self._certain = False  # others may have appended until now
         while True:
             self._catch_up()
+            if self._load_missing(group):
+                self._catch_up()  # a long fold gives others time: what they appended is added to it
             draft = _Draft()
             try:
                 for one in group:
@@ -219,7 +222,7 @@ class Lane:
                 offset = self.log.append(draft.records, self._end) if draft.records else self._end
                 self._accept(draft, offset)
             except EndMovedError as error:
-                self._cache.drop(draft.aggregates)
+                self._drop_changed(draft)
                 self._check_conflict(error, until_s)
             except BaseException:
                 # States may have been changed in place, and what was appended is read from the log.
@@ -227,6 +230,22 @@ class Lane:
                 raise
             else:
                 return len(draft.handled)
+
+    def _load_missing(self, group: Sequence[PendingCommand]) -> bool:
+        """Fold the aggregates of these commands that are not cached; return whether there were any."""
+        missing = {one.stream_id for one in group if self._cache.get(one.stream_id) is None}
+        if self.log.exclusive:
+            return False  # nobody can append meanwhile
+        for stream_id in missing:
+            with suppress(Exception):  # deciding will meet it again, and give it to its command
+                self._cache.put(stream_id, self.folding.load(stream_id))
+        return bool(missing)
+
+    def _drop_changed(self, draft: _Draft) -> None:
+        """Drop the aggregates whose states may have been changed in place; the others are as they were read."""
+        self._cache.drop(
+            stream_id for stream_id, one in draft.aggregates.items() if not is_frozen(one.state)
+        )
 
     def _check_conflict(self, error: EndMovedError, until_s: float) -> None:
         """Return if what moved the end can be read, or may be soon."""
@@ -421,9 +440,19 @@ class Lane:
             stream_id, EventRun(first.version, len(run), first.offset, first.metadata.command_id)
         )
         self.index.flush_if_due()
-        cached = self._cache.get(stream_id)
-        if cached is not None and cached.version < run[-1].version:
-            self._cache.drop([stream_id])
+        self._bring_up(run)
+
+    def _bring_up(self, run: Sequence[RawEvent]) -> None:
+        """Fold the events of another writer into the cached aggregate, so that it need not be loaded again."""
+        cached = self._cache.get(run[0].stream_id)
+        if cached is None:
+            return
+        try:
+            for event in run:
+                if event.version > cached.version:
+                    self.folding.evolve(cached, event)
+        except Exception:  # noqa: BLE001 - whoever needs this aggregate loads it, and gets the error
+            self._cache.drop([run[0].stream_id])
 
     def _is_same(self, first: RawEvent, known: int) -> bool:
         """Return whether a version that the index has already is this event: another process added it."""

@@ -47,11 +47,12 @@ import polars as pl
 from millstream.kernels.arrays import Bools
 from millstream.kernels.changes import concat_present
 from millstream.kernels.frames import DIFF, SPLIT, TIME, WATERMARK_SEEN
-from millstream.kernels.joins.held_rows import HeldRows
+from millstream.kernels.joins.held_rows import HeldRows, numbered_families
 from millstream.kernels.joins.interval_pairs import Pairs, pairs_within
 from millstream.kernels.joins.join_input import JoinedColumns, null_keys
 from millstream.kernels.joins.join_operator import JoinOperator, split_late, take_in_time
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
+from millstream.kernels.state.layout import StateLayout
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.timers import slot_width_us
@@ -99,6 +100,10 @@ class IntervalJoin(JoinOperator):
     @property
     def slot_us(self) -> int:
         return slot_width_us(max(*self.waits_us, *self.lateness_us))
+
+    @property
+    def layout(self) -> StateLayout:
+        return StateLayout(numbered=numbered_families("left", "right"))
 
     def output_watermark(self, watermark_us: int) -> int:
         """Return W less the longest that a row may be behind it: see the module's docstring."""
