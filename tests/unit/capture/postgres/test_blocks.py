@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.capture.envelope import CapturedRecords, CaptureTopics, UnitRecords
+from millstream.capture.postgres import tracker as tracker_module
 from millstream.capture.postgres.cells import copy_cells, message_cells
 from millstream.capture.postgres.tracker import PgTableTracker, TableLayout
 from millstream.capture.postgres.values import PgTypes
@@ -241,7 +242,7 @@ def test_a_value_that_was_not_sent_is_left_to_the_decoder_of_single_messages():
 def test_many_messages_are_a_block_and_few_are_not(count):
     messages = [message(b"I", b"N", [str(number), None]) for number in range(count)]
     contents = list(tracker([20, 25]).changes(messages))
-    assert isinstance(contents[0], RowBlock) == (count >= 48)
+    assert isinstance(contents[0], RowBlock) == (count >= tracker_module.BLOCK_ROWS_MIN)
     expected = [{'c0 "ü\\': number, 'c1 "ü\\': None} for number in range(count)]
     found = [one["after"] for _, one in parsed(records_of(contents))]
     assert found == expected
