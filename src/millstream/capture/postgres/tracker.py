@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import pyarrow as pa
+
 from millstream.capture.json_columns import Cells, objects_of
 from millstream.capture.postgres.catalog import PgTable
 from millstream.capture.postgres.cells import encode_columns, message_cells
@@ -263,7 +265,7 @@ class PgTableTracker:
             return None
         try:
             return layout.block(cells, len(messages), op, identity_only=tag[5:6] == b"K")
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, pa.ArrowException):
             return None  # one by one it is seen which
 
     def change(self, message: PgChange) -> TableChange | None:
