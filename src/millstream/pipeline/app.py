@@ -50,10 +50,14 @@ from millstream.pipeline.topic_declaration import (
     check_topic_key,
 )
 from millstream.pipeline.upserts import build_static_table
+from millstream.pipeline.view_table import build_view_table
 from millstream.pipeline.watermarks import IN_ORDER, check_dataframe_watermark
 from millstream.views.address import StateStoreAddress, parse_store
 from millstream.views.dead_letter_relay import relay
+from millstream.views.followed_view import FollowedView, Followers
 from millstream.views.panels import Panel, check_panel, to_plain
+from millstream.views.reader import View
+from millstream.views.runs.control_files import stop_request_file
 from millstream.views.runs.dead_letter_share import check_dead_letter_max
 from millstream.views.runs.late_alarm import LateAlarm, check_late_share
 from millstream.views.runs.progress import UNTIL_OPTIONS, Progress, Report, Until
@@ -88,7 +92,8 @@ class App(AppDeclaration):
             (``?schema=NAME``; by default ``millstream_<app>``) and any machine reads them by the URL. When
             the server is away, a run tries again for two minutes (``?wait=SECONDS``). Leave the password to
             PGPASSWORD or ~/.pgpass.
-        buckets: Into how many hash ranges keys are divided; fixed when the app's state is created.
+        buckets: Into how many hash ranges keys are divided when the app's state is created; later ``millstream rescale``
+            divides it otherwise, and this stays as it was.
             As many cores at most can share a stage of a large batch, and as many partitions the app
             can be rescaled to. Each has a cost in every batch, however small. Two are
             for a laptop; for a cluster give as many as it may have cores one day.
@@ -120,6 +125,7 @@ class App(AppDeclaration):
     dead_max: float = 0.5
     topics: dict[str, Topic] = field(default_factory=dict, init=False)
     panels: tuple[Panel, ...] = field(default=(), init=False)
+    followed: tuple[FollowedView, ...] = field(default=(), init=False, repr=False)
     _store_address: StateStoreAddress | None = field(default=None, init=False, repr=False)
     transactions: dict[str, TransactionGroup] = field(default_factory=dict, init=False, repr=False)
 
@@ -350,6 +356,37 @@ class App(AppDeclaration):
         kernel, shape = build_static_table(rows, key, name, self.names)
         return Table(self, OperatorNode((), kernel), shape)
 
+    def view_table(self, view: View, *, name: str | None = None) -> Table:
+        """Make a table that follows a view of another app: it has the view's rows, and changes as they do.
+
+        Args:
+            view: A view, opened with ``ms.view("prices", app="shop")``; of this log, another one, or a database.
+            name: The table's name in ledger and errors; by default ``view`` and the view's.
+
+        While the app runs, the view's changes are copied into a topic of its log, ``<app>.view.<other app>.<view>``, once
+        and in the order of the view; the table is that topic's. So what the app saw is in its log, and
+        a replay gives the same. At the start of a run all that the view has by then is there. A view that was created
+        again, or has forgotten changes that were not copied yet, is compared with the topic as a whole.
+        The key is the view's. Lists and structs are JSON text, as they are in views.
+
+        Raises:
+            ConfigError: it is a view of this app, or has no key. When it runs: the view was given other columns.
+
+        Example::
+
+            prices = app.view_table(ms.view("prices", app="shop"))
+            orders.lookup(prices, on="item").view("orders_with_prices", key="id")
+        """
+        made = build_view_table(self, view, name)
+        if made.topic.name in self.topics:
+            raise ConfigError(
+                f"The view {view.name!r} of the app {view.app!r} is followed twice. Use the first table."
+            )
+        self.topics[made.topic.name] = made.topic
+        self.partitions[made.topic.name] = made.topic.partitions
+        self.followed = (*self.followed, made.followed)
+        return made.table
+
     def spark_session(
         self,
         *,
@@ -557,6 +594,8 @@ class App(AppDeclaration):
                     on_phase=live.phase,
                     on_notice=live.note,
                 )
+            stop_request = stop_request_file(self.folder.absolute())
+            stack.enter_context(Followers(self.log, self.followed, stop_request))
             report = run_job(self.job(), options)
         with suppress(
             RetriableError
