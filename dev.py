@@ -44,7 +44,8 @@ UV_NAMES = {
 # What a command needs of `pyproject.toml`, in uv's words.
 DEMO = "--extra spark --extra ui"
 TEST = f"{DEMO} --extra kafka --extra s3 --group clients --group test"
-ALL = f"{TEST} --extra postgres --extra mysql --group browser --group check"
+TARGETS = "--extra redis --extra tantivy --extra iceberg --extra delta"
+ALL = f"{TEST} --extra postgres --extra mysql {TARGETS} --group browser --group check"
 # Each with what it needs, what Python then runs, and what `help` says of it.
 COMMANDS = {
     "setup": (ALL, "", "Make the whole environment for a developer"),

@@ -47,6 +47,9 @@ LANES_IN_PART = {
     ),
     "types": ("tests/unit/pipeline/test_column_types.py",),
 }
+HISTORIES_OF_JOINS = ("tests/unit/kernels/joins/test_join_histories.py",)
+JOIN_HISTORIES = 10_000
+PUBLISHED_CASES = ("tests/cases/test_cases.py", "tests/published", "tests/spark/test_cases.py")
 # One process more than there are cores, as many tests wait: for a disk, a server, another process.
 SIDE_BY_SIDE = ("-n", str(min(4, (os.cpu_count() or 1) + 1)), "--dist", "worksteal")
 # The processes take all cores: threads of polars would only wait for each other (a quarter of the CPU).
@@ -105,13 +108,29 @@ def the_rest() -> int:
 
 
 def test_long(arguments: list[str]) -> int:
-    """Run the tests that need no service in every lane: what is rare in the code is made common.
+    """Run the tests that need no service in every lane, where what is rare in the code is made common.
 
-    Without arguments, then those that take long or want programs that take long to build: YARN, images, Kubernetes.
+    Then, without arguments, ten thousand histories of each kind of join, the published cases in every batching
+    and number of partitions, also on Spark, what takes long or wants programs that take long to build (YARN,
+    images, Kubernetes), and machines without a common disk, from which S3 is cut off for a minute.
     """
     tests = arguments or [*QUICK_TESTS, *WITHOUT_HOUSE_RULES]
-    code = worst(*(in_lane(lane.stem, tests, {}) for lane in sorted(LANES.glob("*.py"))))
-    return code if arguments else worst(code, platforms())
+    lanes = [in_lane(lane.stem, tests, {}) for lane in sorted(LANES.glob("*.py"))]
+    if arguments:
+        return worst(*lanes)
+    return worst(*lanes, histories_of_joins(), every_batching(), platforms(), cut_off_machines())
+
+
+def histories_of_joins() -> int:
+    """Run very many histories of each kind of join against plain Python."""
+    say(f"{JOIN_HISTORIES} histories of each kind of join")
+    env = {**ONE_THREAD_EACH, "MILLSTREAM_JOIN_HISTORIES": str(JOIN_HISTORIES)}
+    return pytest(*HISTORIES_OF_JOINS, *SIDE_BY_SIDE, env=env)
+
+
+def cut_off_machines() -> int:
+    """Run an app on machines without a common disk, from which S3 is cut off for a minute."""
+    return pytest("tests/spark/test_machines.py", env={"MILLSTREAM_CUT_S": "60"})
 
 
 def platforms() -> int:
@@ -127,6 +146,13 @@ def in_lane(lane: str, tests: Sequence[str], few: dict[str, str] = FEW_EXAMPLES)
     """Run tests in one lane of `tests/lanes`."""
     say(f"the tests in the lane of {lane}")
     return pytest(*tests, "--lane", lane, *SIDE_BY_SIDE, env={**ONE_THREAD_EACH, **few})
+
+
+def every_batching() -> int:
+    """Run the published cases in 20 batchings of topics of 1, 4 and 7 partitions, in process and on Spark."""
+    say("the published cases in every batching and number of partitions")
+    env = {**ONE_THREAD_EACH, "MILLSTREAM_EVERY_BATCHING": "1"}
+    return pytest(*PUBLISHED_CASES, *FILES_SIDE_BY_SIDE, env=env)
 
 
 RUNS = {"test": test, "test-all": test_all, "test-long": test_long}
