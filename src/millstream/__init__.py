@@ -17,6 +17,10 @@ __version__ = "0.1.0"
 _MODULES: dict[str, str] = {
     name: module
     for module, names in {
+        "millstream.capture.apply.reconcile": (
+            "Reconciler Reconciliation TableComparison reconcile"
+        ),
+        "millstream.capture.apply.run": "Apply ApplyStatus apply",
         "millstream.capture.run": "Capture CaptureStatus capture",
         "millstream.client.log": "EventLog",
         "millstream.client.open": "connect",
@@ -65,6 +69,13 @@ __all__ = [*sorted(("__version__", *_MODULES))]
 
 # A checker that saw __getattr__ would accept every misspelt name.
 if TYPE_CHECKING:
+    from millstream.capture.apply.reconcile import Reconciler as Reconciler
+    from millstream.capture.apply.reconcile import Reconciliation as Reconciliation
+    from millstream.capture.apply.reconcile import TableComparison as TableComparison
+    from millstream.capture.apply.reconcile import reconcile as reconcile
+    from millstream.capture.apply.run import Apply as Apply
+    from millstream.capture.apply.run import ApplyStatus as ApplyStatus
+    from millstream.capture.apply.run import apply as apply
     from millstream.capture.run import Capture as Capture
     from millstream.capture.run import CaptureStatus as CaptureStatus
     from millstream.capture.run import capture as capture

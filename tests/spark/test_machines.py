@@ -25,6 +25,7 @@ import pytest
 pytest.importorskip("confluent_kafka", reason="the extra `kafka` is not installed here")
 from broker.broker_process import AsProcess
 from clusters import Cluster, end
+from mount_namespaces import may_unshare
 from on_machines import CLICK_AFTER, shown_at
 
 import millstream as ms
@@ -43,25 +44,6 @@ ENTER = (
     '&& cd "$0" && shift && exec "$@"'
 )
 WAIT_S = 240
-
-
-def may_unshare():
-    """Return whether this user may make mount namespaces; Linux's root may, most others may not."""
-    tried = [
-        "unshare",
-        "--mount",
-        "--propagation",
-        "private",
-        "mount",
-        "-t",
-        "tmpfs",
-        "none",
-        "/mnt",
-    ]
-    try:
-        return subprocess.run(tried, check=False, capture_output=True).returncode == 0
-    except FileNotFoundError:
-        return False
 
 
 @dataclass

@@ -6,6 +6,8 @@
 ``<prefix>.transaction``               BEGIN and END of each unit, with the number of its records by table
 ``<prefix>``                           tables defined, altered and dropped
 ``__debezium-heartbeat.<prefix>``      progress without a change
+``<prefix>-signal``                    what is asked of the capture (``signals.py``); it only reads this one
+``outbox.event.<type>``                events of an outbox (``outbox.py``), which belong to no table's changes
 =====================================  ==================================================================
 
 A chunk of a snapshot is a transaction, too: so those who apply whole transactions apply it at its place among
@@ -26,7 +28,14 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from millstream.capture.units import CaptureUnit, Operation, TableChange, TableDefinition
+from millstream.capture.outbox import OutboxRouter, RoutedEvent
+from millstream.capture.units import (
+    CaptureUnit,
+    LoggedMessage,
+    Operation,
+    TableChange,
+    TableDefinition,
+)
 from millstream.errors import ConfigError
 
 VERSION = version("millstream")
@@ -38,7 +47,8 @@ Row = dict[str, Any]
 class CapturedRecord(NamedTuple):
     """A record for a topic. ``table``: it is a change of a table, whose topic may have to be created.
 
-    ``truncate``: it has no key, and a topic that keeps the last record of each key may give it one.
+    ``truncate``: it has no key, and a topic that keeps the last record of each key may give it one. ``routed``: it is an
+    event of an outbox, of which the topic may have to be created, and keeps all.
     """
 
     topic: str
@@ -48,6 +58,7 @@ class CapturedRecord(NamedTuple):
     headers: tuple[tuple[str, bytes], ...] = ()
     table: bool = False
     truncate: bool = False
+    routed: bool = False
 
 
 @dataclass
@@ -77,11 +88,23 @@ class CaptureTopics:
     def progress(self) -> str:
         return f"{self.prefix}.progress"
 
+    @property
+    def signal(self) -> str:
+        return f"{self.prefix}-signal"
+
+    @property
+    def outbox_dead(self) -> str:
+        return f"{self.prefix}.outbox.dead"
+
     def of_table(self, database: str, table: str) -> str:
         """Return the topic of a table: characters that topics may not have are underscores."""
         topic = f"{self.prefix}.{_NOT_IN_TOPICS.sub('_', f'{database}.{table}')}"
         owner = self.tables.setdefault(topic, (database, table))
-        if owner != (database, table) or topic in (self.transaction, self.progress):
+        if owner != (database, table) or topic in (
+            self.transaction,
+            self.progress,
+            self.outbox_dead,
+        ):
             raise ConfigError(
                 f"the table {database}.{table} would have the topic {topic!r}, which "
                 f"{'.'.join(owner) if owner != (database, table) else 'the capture'} has. Capture it under "
@@ -98,6 +121,7 @@ class UnitRecords:
     connector: str
     clock_ms: Callable[[], int]
     columns: dict[str, list[str]] = field(default_factory=dict)
+    outbox: OutboxRouter | None = None
 
     def records(self, unit: CaptureUnit) -> Iterator[CapturedRecord]:
         """Yield the records of a unit, while its contents are read."""
@@ -121,6 +145,7 @@ class _Unit:
     unit: CaptureUnit
     counts: Counter[str] = field(default_factory=Counter)
     total: int = 0
+    routed: int = 0  # contents that concern an outbox
 
     @property
     def id(self) -> str:
@@ -135,6 +160,12 @@ class _Unit:
         for content in self.unit.contents:
             if isinstance(content, TableDefinition):
                 yield self._definition(content)
+                continue
+            if isinstance(content, LoggedMessage):
+                yield from self._message(content)
+                continue
+            if self.maker.outbox is not None and self.maker.outbox.takes(content):
+                yield from self._outbox(self.maker.outbox, content)
                 continue
             if not begun:
                 yield self._border("BEGIN")
@@ -158,6 +189,47 @@ class _Unit:
         }
         key = to_json({"id": self.id})
         return CapturedRecord(self.maker.topics.transaction, key, to_json(value), self.time_ms)
+
+    # ── the outbox ──────────────────────────────────────────────────────────────────────────
+
+    def _outbox(self, router: OutboxRouter, change: TableChange) -> Iterator[CapturedRecord]:
+        self.routed += 1
+        try:
+            event = router.event(change)
+        except ValueError as error:
+            value = {
+                "before": change.before,
+                "after": change.after,
+                "source": self._source(change),
+                "op": change.op,
+                "reason": str(error),
+            }
+            yield self._dead(to_json(value))
+            return
+        if event is not None:
+            yield self._event(event)
+
+    def _message(self, message: LoggedMessage) -> Iterator[CapturedRecord]:
+        if self.maker.outbox is None:
+            return
+        self.routed += 1
+        try:
+            event = self.maker.outbox.of_message(message, f"{self.unit.position}/{self.routed}")
+        except ValueError as error:
+            text = message.data.decode(errors="replace")
+            yield self._dead(
+                to_json({"prefix": message.prefix, "message": text, "reason": str(error)})
+            )
+            return
+        yield self._event(event)
+
+    def _event(self, event: RoutedEvent) -> CapturedRecord:
+        return CapturedRecord(
+            event.topic, event.key, event.value, self.time_ms, event.headers, routed=True
+        )
+
+    def _dead(self, value: bytes) -> CapturedRecord:
+        return CapturedRecord(self.maker.topics.outbox_dead, None, value, self.time_ms, routed=True)
 
     # ── changes ─────────────────────────────────────────────────────────────────────────────
 
@@ -251,6 +323,8 @@ class _Unit:
     def _definition(self, found: TableDefinition) -> CapturedRecord:
         table = f"{found.database}.{found.table}"
         kind = "DROP" if found.dropped else "ALTER" if table in self.maker.columns else "CREATE"
+        if self.maker.outbox is not None:
+            self.maker.outbox.check(found)
         if found.dropped:
             self.maker.columns.pop(table, None)
         else:

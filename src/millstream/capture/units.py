@@ -44,7 +44,15 @@ class TableDefinition:
     dropped: bool = False
 
 
-UnitContent: TypeAlias = TableChange | TableDefinition
+@dataclass(frozen=True, slots=True)
+class LoggedMessage:
+    """A message that an application wrote into the database's log, within its transaction."""
+
+    prefix: str
+    data: bytes
+
+
+UnitContent: TypeAlias = TableChange | TableDefinition | LoggedMessage
 
 
 @dataclass(slots=True)

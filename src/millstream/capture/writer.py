@@ -32,6 +32,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from millstream.capture.envelope import CapturedRecord, CaptureTopics, UnitRecords, to_json
+from millstream.capture.outbox import OutboxRouter
 from millstream.capture.units import CaptureUnit, Progress
 from millstream.client.log import EventLog
 from millstream.client.producer import Producer
@@ -71,6 +72,7 @@ class CaptureWriter:
         connector: The name of the kind of source, as ``source.connector`` has it.
         partitions: Of topics of tables that do not exist yet.
         cleanup: The same: "delete", "compact" or "compact,delete".
+        outbox: Routes the events of an outbox, if there is one.
 
     Raises:
         ConflictError: the topic of progress was made by another kind of source, or by a later version; it, or a topic
@@ -83,6 +85,7 @@ class CaptureWriter:
     clock_ms: Callable[[], int]
     partitions: int = 1
     cleanup: str = "delete"
+    outbox: OutboxRouter | None = None
     progress: StoredProgress | None = None
     _known: dict[str, str] = field(default_factory=dict)
     _waiting: list[Future[RecordMetadata]] = field(default_factory=list)
@@ -90,7 +93,12 @@ class CaptureWriter:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             self._create(self.topics.progress, cleanup="compact")
-            for topic in (self.topics.transaction, self.topics.schema, self.topics.heartbeat):
+            for topic in (
+                self.topics.transaction,
+                self.topics.schema,
+                self.topics.heartbeat,
+                self.topics.signal,
+            ):
                 self._create(topic)
             self._producer: Producer = stack.enter_context(
                 self.log.producer(
@@ -107,7 +115,9 @@ class CaptureWriter:
             else:
                 self._check_topics(self.progress.topics)
             columns = {} if self.progress is None else dict(self.progress.columns)
-            self._units = UnitRecords(self.topics, self.connector, self.clock_ms, columns)
+            self._units = UnitRecords(
+                self.topics, self.connector, self.clock_ms, columns, self.outbox
+            )
             self._opened = stack.pop_all()
         return self
 
@@ -149,7 +159,7 @@ class CaptureWriter:
         made = 0
         for record in self._units.records(unit):
             self._send(record)
-            made += record.table and record.value is not None
+            made += record.routed or (record.table and record.value is not None)
         known = self.progress
         rows, changes = (0, 0) if known is None else (known.snapshot_rows, known.changes)
         if unit.kind == "snapshot":
@@ -162,6 +172,8 @@ class CaptureWriter:
     def _send(self, record: CapturedRecord) -> None:
         if record.table:
             self._create(record.topic, partitions=self.partitions, cleanup=self.cleanup)
+        elif record.routed:
+            self._create(record.topic, partitions=self.partitions)
         key = record.key
         if record.truncate and "compact" in self.cleanup:
             key = _TRUNCATE_KEY

@@ -28,6 +28,8 @@ COMMANDS = {
     "lag": "Show how far groups are behind, and whether they are about to lose records.",
     "broker": "Serve the log in the folder DIR to Kafka's clients, until Ctrl-C or SIGTERM.",
     "capture": "Capture tables of the database at URL, and all their changes, into a log.",
+    "apply": "Apply the changes of the capture NAME to the database, lake, cache or index at URL.",
+    "reconcile": "Compare the copy at TARGET with the database SOURCE, at one position, and repair it.",
     "edge": "Take events over HTTP and UDP, and send them out as server-sent events.",
     "webhook": "Deliver the records of TOPIC to the endpoint URL, at least once.",
     "user": "Add, list and remove the users of a broker.",
@@ -35,7 +37,7 @@ COMMANDS = {
     "ui": "Show a page of what the apps of a log do, live; serve their views over HTTP.",
     "run": "Run the pipeline that FILE declares, from where it stopped.",
     "stop": "Stop the running APP, as Ctrl-C in its terminal would: after the current batch.",
-    "rescale": "Divide the work on the state of APP among more or fewer partitions.",
+    "rescale": "Divide the state of APP into more or fewer buckets or partitions.",
     "reset": "Remove all that APP has made, so that its next run starts over from the log.",
     "ledger": "Show where every event of APP went: the ledger, per batch or in total.",
     "why": "Say what holds a window open, and why events were late.",
@@ -43,6 +45,7 @@ COMMANDS = {
     "dead": "Look at records that could not be processed, and append them again.",
     "sourcing": "Check what is kept beside the events of an event store.",
     "bloom": "Show how many events Bloom filters lose, for a memory, a rate and a horizon.",
+    "executor": "Become an executor of Spark's, in a pod that Spark on Kubernetes has created.",
     "doctor": "Check that this machine has what Millstream needs.",
 }
 EXIT_FAILED = 1

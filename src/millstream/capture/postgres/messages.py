@@ -77,11 +77,19 @@ class PgTruncate(NamedTuple):
     oids: tuple[int, ...]
 
 
-PgMessage: TypeAlias = PgBegin | PgCommit | PgRelation | PgChange | PgTruncate
+class PgLogicalMessage(NamedTuple):
+    """What an application gave to pg_logical_emit_message; not ``transactional``: whatever became of its transaction."""
+
+    transactional: bool
+    prefix: str
+    data: bytes
+
+
+PgMessage: TypeAlias = PgBegin | PgCommit | PgRelation | PgChange | PgTruncate | PgLogicalMessage
 
 
 def decode_message(data: bytes) -> PgMessage | None:
-    """Return a message; None for those that concern no row: types, origins and logical messages.
+    """Return a message; None for those that concern no row: types and origins.
 
     Raises:
         CorruptionError: it is cut short, or of a kind that this protocol version does not have.
@@ -97,7 +105,7 @@ def decode_message(data: bytes) -> PgMessage | None:
 
 def _decode(data: bytes) -> PgMessage | None:
     kind = data[:1]
-    if kind in (b"Y", b"O", b"M"):
+    if kind in (b"Y", b"O"):
         return None
     decoder = _DECODERS.get(kind)
     if decoder is None:
@@ -130,6 +138,14 @@ def _commit(data: bytes) -> PgCommit:
 def _truncate(data: bytes) -> PgTruncate:
     (count,) = struct.unpack_from(">I", data, 1)
     return PgTruncate(struct.unpack_from(f">{count}I", data, 6))
+
+
+def _logical(data: bytes) -> PgLogicalMessage:
+    prefix, at = _text(data, 10)
+    (length,) = struct.unpack_from(">I", data, at)
+    if at + 4 + length > len(data):
+        raise IndexError("it is cut short")
+    return PgLogicalMessage(bool(data[1] & 1), prefix, data[at + 4 : at + 4 + length])
 
 
 def _update(data: bytes) -> PgChange:
@@ -193,6 +209,7 @@ _DECODERS: dict[bytes, Callable[[bytes], PgMessage]] = {
     b"C": _commit,
     b"R": _relation,
     b"T": _truncate,
+    b"M": _logical,
 }
 
 

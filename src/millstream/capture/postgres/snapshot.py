@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from psycopg import errors
-from psycopg.sql import SQL, Identifier, Literal
+from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from millstream.capture.postgres.catalog import PgTable
 from millstream.capture.postgres.messages import PgColumn
@@ -99,14 +99,16 @@ class PgSnapshot:
         ).fetchall()
         return ReadTable(table, tuple(PgColumn(*row) for row in rows))
 
-    def rows(self, read: ReadTable, after: list[str] | None) -> Iterator[list[str | None]]:
-        """Yield the rows of a table, in the order of its key if it has one, from behind a key on."""
-        with self._session.cursor().copy(_statement(read, after)) as copy:
+    def rows(
+        self, read: ReadTable, after: list[str] | None, where: str = ""
+    ) -> Iterator[list[str | None]]:
+        """Yield the rows of a table, or those with a condition, in the order of its key, from behind a key on."""
+        with self._session.cursor().copy(_statement(read, after, where)) as copy:
             for line in copy:
                 yield parse_copy_line(bytes(line)) if read.columns else []
 
 
-def _statement(read: ReadTable, after: list[str] | None) -> Any:
+def _statement(read: ReadTable, after: list[str] | None, where: str) -> Any:
     columns = SQL(", ").join(Identifier(column.name) for column in read.columns)
     name = Identifier(read.table.schema, read.table.table)
     key = SQL(", ").join(Identifier(column) for column in read.table.key)
@@ -114,12 +116,20 @@ def _statement(read: ReadTable, after: list[str] | None) -> Any:
         "" if read.table.partitioned else "ONLY "
     )  # tables that inherit are captured as their own
     query = SQL("SELECT {} FROM {}{}").format(columns, only, name)
+    conditions = [SQL("({})").format(_expression(where))] if where else []
     if after is not None:
         values = SQL(", ").join(Literal(value) for value in after)
-        query += SQL(" WHERE ({}) > ({})").format(key, values)
+        conditions.append(SQL("({}) > ({})").format(key, values))
+    if conditions:
+        query += SQL(" WHERE ") + SQL(" AND ").join(conditions)
     if read.table.key:
         query += SQL(" ORDER BY {}").format(key)
     return SQL("COPY ({}) TO STDOUT").format(query)
+
+
+def _expression(text: str) -> Composed:
+    """Return a condition that somebody gave, as it is: the session can only read."""
+    return Composed([SQL(text)])
 
 
 def waiting(session: Session, address: PostgresAddress) -> str:

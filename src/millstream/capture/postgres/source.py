@@ -30,10 +30,13 @@ from typing import Any
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
+from millstream.capture.lag import SourceLag
+from millstream.capture.outbox import MESSAGE_PREFIX
 from millstream.capture.postgres.catalog import (
     OF_THE_SERVER,
     PgFault,
     PgTable,
+    check_reread,
     find_tables,
     publication_faults,
     publish,
@@ -43,11 +46,13 @@ from millstream.capture.postgres.catalog import (
     refuse_faults,
     server_faults,
     table_faults,
+    unpublish,
 )
 from millstream.capture.postgres.messages import (
     PgBegin,
     PgChange,
     PgCommit,
+    PgLogicalMessage,
     PgMessage,
     PgRelation,
     PgTruncate,
@@ -55,6 +60,7 @@ from millstream.capture.postgres.messages import (
     lsn_text,
     parse_lsn,
 )
+from millstream.capture.postgres.retention import drop_slots, measure_kept, source_lag
 from millstream.capture.postgres.slot import check_slot, identify, make_slot
 from millstream.capture.postgres.snapshot import PgSnapshot, ReadTable, waiting
 from millstream.capture.postgres.stream import (
@@ -66,8 +72,15 @@ from millstream.capture.postgres.stream import (
 )
 from millstream.capture.postgres.tracker import PgTableTracker
 from millstream.capture.postgres.values import PgTypes
+from millstream.capture.signals import RereadRequest
 from millstream.capture.table_patterns import TablePatterns
-from millstream.capture.units import CaptureUnit, Progress, TableChange, UnitContent
+from millstream.capture.units import (
+    CaptureUnit,
+    LoggedMessage,
+    Progress,
+    TableChange,
+    UnitContent,
+)
 from millstream.errors import ConfigError, RetriableError
 from millstream.views.address import PostgresAddress
 
@@ -77,6 +90,11 @@ _LOOK_S = 30.0  # how often it is looked whether tables were created or dropped
 _IDLE_S = 0.05
 _STORED_S = 120.0
 _IDENTITY = ("system", "timeline", "slot", "made", "publication")  # what progress has for good
+_RELEASE_S, _REMOVE_S = 30.0, 3.0  # how long something may still use a slot that is to be dropped
+_OWN_SLOTS = (
+    "SELECT slot_name::text FROM pg_replication_slots "
+    "WHERE NOT temporary AND database = current_database() AND slot_name ~ %s"
+)
 _NAME_MAX = 36  # of the 63 bytes that a slot's name may have
 
 
@@ -97,6 +115,8 @@ class PostgresSource:
         name: Of the capture: the publication is ``millstream_<name>``, and the slot begins with that.
         chunk_rows: How many rows of a snapshot are given, and held in memory, at a time.
         heartbeat_s: After how many seconds without a change progress is given alone.
+        wal_bytes_max: How much WAL the server may keep for the capture, besides what it allows itself.
+        messages: Whether messages of pg_logical_emit_message are given that begin with ``outbox:``.
         new_suffix: Returns letters and digits that make a slot's name unlike any other.
 
     Guarantees: :meth:`units` is for one thread, the rest for any. The server keeps its WAL until it is acknowledged.
@@ -110,6 +130,8 @@ class PostgresSource:
         name: str,
         chunk_rows: int = CHUNK_ROWS,
         heartbeat_s: float = HEARTBEAT_S,
+        wal_bytes_max: int | None = None,
+        messages: bool = False,
         new_suffix: Callable[[], str] = lambda: secrets.token_hex(4),
     ) -> None:
         if chunk_rows < 1:
@@ -119,6 +141,10 @@ class PostgresSource:
         self.name = "millstream_" + re.sub("[^a-z0-9]", "_", name.lower())[:_NAME_MAX]
         self.chunk_rows = chunk_rows
         self.heartbeat_s = heartbeat_s
+        self.wal_bytes_max = wal_bytes_max
+        self.messages = messages
+        self.rereads: deque[RereadRequest] = deque()
+        self.pauses = False  # rows are not to be read before the changes of meanwhile are
         self.new_suffix = new_suffix
         self.database = str(conninfo_to_dict(address.url).get("dbname") or "")
         self._run: _Run | None = None
@@ -133,9 +159,7 @@ class PostgresSource:
         with open_session(self.address) as session, translated(self.address):
             # A capture that goes on has its slot.
             has_slot = session.execute(
-                "SELECT 1 FROM pg_replication_slots WHERE NOT temporary AND database = current_database() "
-                "AND slot_name ~ %s",
-                (f"^{self.name}_[0-9a-z]{{8}}$",),
+                _OWN_SLOTS.encode(), (f"^{self.name}_[0-9a-z]{{8}}$",)
             ).fetchone()
             self.checked_tables(session, slot_needed=has_slot is None)
 
@@ -179,6 +203,51 @@ class PostgresSource:
         if self._run is not None:
             self._run.stored(progress)
 
+    def measure(self, progress: Progress) -> SourceLag:
+        """Measure the WAL that is not in the log yet, and what the server keeps; see ``retention.py``."""
+        if not progress["made"]:
+            return SourceLag()
+        with open_session(self.address) as session, translated(self.address):
+            found = measure_kept(session, progress, self.wal_bytes_max)
+            self.pauses = found is not None and found.pauses
+            return source_lag(session, progress, found, self.wal_bytes_max)
+
+    def check_reread(self, request: RereadRequest) -> None:
+        """Return if a table can be read again, and its condition be asked.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+        with open_session(self.address) as session, translated(self.address):
+            check_reread(session, find_tables(session, self.wanted), request)
+
+    def reread(self, request: RereadRequest) -> None:
+        """Have a table read again, from a snapshot that stands among its changes."""
+        self.rereads.append(request)
+
+    def release(self, progress: Progress) -> None:
+        """Drop the slot, so that the server keeps no WAL for it: the capture has ended with that."""
+        self.close()
+        with open_session(self.address) as session, translated(self.address):
+            drop_slots(session, [progress["slot"]], _RELEASE_S)
+
+    def remove(self) -> list[str]:
+        """Drop the slots and the publication of this capture's name, of whichever log; return their names.
+
+        Raises:
+            RetriableError: a capture still runs.
+            ConfigError: the role may not drop the publication.
+        """
+        with open_session(self.address) as session, translated(self.address):
+            rows = session.execute(
+                _OWN_SLOTS.encode(), (f"^{self.name}_[0-9a-z]{{8}}$",)
+            ).fetchall()
+            slots = drop_slots(session, [slot for (slot,) in rows], _REMOVE_S)
+            removed = [f"the replication slot {slot}" for slot in slots]
+            if unpublish(session, self.name):
+                removed.append(f"the publication {self.name}")
+        return removed
+
     def close(self) -> None:
         """Make :meth:`units` end soon."""
         if self._run is not None:
@@ -202,6 +271,7 @@ class _Run:
     _tracker: PgTableTracker = field(init=False)
     _identity: Progress = field(init=False)
     _lsn: int = field(init=False)
+    _signals: int = field(init=False)
     _target: int = field(init=False)
 
     def stored(self, progress: Progress) -> None:
@@ -230,14 +300,19 @@ class _Run:
         check_slot(self.session, source.address, progress, source.name)
         self._lsn = progress["lsn"]
         self._identity = {key: progress[key] for key in _IDENTITY if key in progress}
+        self._signals = progress.get("signals", 0)
         self._tracker = PgTableTracker(progress["tables"], self._look)
         now = self.session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
         assert now is not None
         self._target = parse_lsn(now[0])
-        with WalStream(source.address, progress["slot"], source.name, self._lsn) as self._stream:
+        with WalStream(
+            source.address, progress["slot"], source.name, self._lsn, source.messages
+        ) as self._stream:
             yield from self._refreshed()
             while not self.closed.is_set():
-                if self._tracker.pending():
+                if source.rereads:
+                    yield from self._asked_again(source.rereads.popleft())
+                elif self._tracker.pending():
                     yield from self._snapshot()
                 else:
                     yield from self._follow(None)
@@ -281,7 +356,16 @@ class _Run:
                 )
 
     def _progress(self) -> Progress:
-        return {**self._identity, "lsn": self._lsn, "tables": self._tracker.entries}
+        signals = {"signals": self._signals} if self._signals else {}
+        return {**self._identity, **signals, "lsn": self._lsn, "tables": self._tracker.entries}
+
+    def _asked_again(self, request: RereadRequest) -> Iterator[CaptureUnit]:
+        """Have a table read again: a crash before the unit is stored leaves the signal, after it a table to be read."""
+        if request.next_offset < self._signals:
+            return
+        self._signals = request.next_offset
+        contents = list(self._tracker.again(request.database, request.table, request.where))
+        yield self._note(self._progress(), *contents)
 
     def _details(self, **more: Any) -> dict[str, Any]:
         return {"db": self.source.database, **more}
@@ -314,6 +398,8 @@ class _Run:
                 read = snapshot.lock(table)
                 if read is not None:
                     yield from self._read(snapshot, read)
+                if self.source.pauses:
+                    return
 
     def _read(self, snapshot: PgSnapshot, read: ReadTable) -> Iterator[CaptureUnit]:
         table, columns = read.table, read.columns
@@ -321,7 +407,8 @@ class _Run:
         layout = self._tracker.layout(table, columns)
         key = [[one.name for one in columns].index(name) for name in table.key]
         first = list(self._tracker.begin(table, columns))
-        rows = snapshot.rows(read, after)
+        where = self._tracker.where(table)
+        rows = snapshot.rows(read, after, where)
         last: list[str] | None = None
 
         def changes(limit: int | None) -> Iterator[TableChange]:
@@ -339,10 +426,10 @@ class _Run:
         while not self.closed.is_set():
             chunk = list(changes(self.source.chunk_rows))
             ended = len(chunk) < self.source.chunk_rows
-            self._tracker.read(table, columns, None if ended else last)
+            self._tracker.read(table, columns, None if ended else last, where)
             yield self._note(self._progress(), *first, *chunk)
             first = []
-            if ended:
+            if ended or self.source.pauses:
                 return
 
     def _whole(
@@ -369,7 +456,7 @@ class _Run:
     def _follow(self, until: int | None) -> Iterator[CaptureUnit]:
         """Yield transactions up to a place; without one, until there are tables to be read."""
         while not self.closed.is_set():
-            if until is None and self._tracker.pending():
+            if until is None and (self._tracker.pending() or self.source.rereads):
                 return
             if until is None and time.monotonic() - self._looked_s > _LOOK_S:
                 yield from self._refreshed()
@@ -439,6 +526,10 @@ class _Run:
                     yield change
             elif isinstance(message, PgTruncate):
                 yield from self._tracker.truncations(message)
+            elif isinstance(message, PgLogicalMessage) and message.prefix.startswith(
+                MESSAGE_PREFIX
+            ):
+                yield LoggedMessage(message.prefix, message.data)
 
     def _messages(self) -> Iterator[PgMessage]:
         """Yield the messages of a transaction."""

@@ -117,13 +117,15 @@ def create_slot(
 class WalStream:
     """The stream of a slot from ``start`` on; use it in ``with``.
 
-    ``acknowledge`` may be called from any thread, the rest from one.
+    ``acknowledge`` may be called from any thread, the rest from one. ``messages``: those of pg_logical_emit_message are
+    streamed, too.
     """
 
     address: PostgresAddress
     slot: str
     publication: str
     start: int
+    messages: bool = False
     _acknowledged: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: threading.Event = field(default_factory=threading.Event)
@@ -135,10 +137,11 @@ class WalStream:
         self._connection = self._session.pgconn
         try:
             with translated(self.address):
+                messages = ", messages 'true'" if self.messages else ""
                 run_command(
                     self._connection,
                     f'START_REPLICATION SLOT "{self.slot}" LOGICAL {lsn_text(self.start)} '
-                    f"(proto_version '1', publication_names '\"{self.publication}\"')",
+                    f"(proto_version '1', publication_names '\"{self.publication}\"'{messages})",
                 )
         except BaseException:
             self._session.close()

@@ -120,9 +120,30 @@ class PgTableTracker:
         if entry["state"] == "new" or entry.get("columns") != described:
             yield self._definition(table.schema, table.table, table.key, columns)
 
-    def read(self, table: PgTable, columns: tuple[PgColumn, ...], after: list[str] | None) -> None:
+    def again(self, schema: str, table: str, where: str) -> Iterator[UnitContent]:
+        """Have a table read again: all of it, after it was emptied, or the rows for which ``where`` is true."""
+        for oid, entry in list(self.entries.items()):
+            if (entry["schema"], entry["table"]) != (schema, table) or entry["state"] == "new":
+                continue
+            if where:
+                self._set(int(oid), {**entry, "state": "reading", "after": None, "where": where})
+            else:
+                yield from _emptied(entry, dropped=False)
+                self._set(int(oid), {"schema": schema, "table": table, "state": "new"})
+
+    def where(self, table: PgTable) -> str:
+        """Return the condition of the rows that are read of a table; empty for all."""
+        return str(self.entries[str(table.oid)].get("where", ""))
+
+    def read(
+        self,
+        table: PgTable,
+        columns: tuple[PgColumn, ...],
+        after: list[str] | None,
+        where: str = "",
+    ) -> None:
         """Note that a table has been read up to a key; to its end where that is None."""
-        entry = {
+        entry: Entry = {
             "schema": table.schema,
             "table": table.table,
             "state": "done" if after is None else "reading",
@@ -131,6 +152,8 @@ class PgTableTracker:
             "key": list(table.key),
             "published": self._published.get(table.oid),
         }
+        if where and after is not None:
+            entry["where"] = where
         self._set(table.oid, entry)
 
     def layout(self, table: PgTable, columns: tuple[PgColumn, ...]) -> TableLayout:
@@ -182,7 +205,9 @@ class PgTableTracker:
             return
         yield self._definition(message.schema, message.table, key, message.columns)
         more = {"state": "reading", "after": None} if grown or entry["state"] == "reading" else {}
-        self._set(message.oid, {**entry, "columns": columns, **more})
+        # A condition may name a column that is gone: all rows are read instead.
+        known = {name: one for name, one in entry.items() if name != "where"}
+        self._set(message.oid, {**known, "columns": columns, **more})
 
     def change(self, message: PgChange) -> TableChange | None:
         """Return a change; None of a table that is not captured, or new."""

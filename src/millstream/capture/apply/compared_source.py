@@ -1,0 +1,38 @@
+"""What a reconciliation asks of a source: all rows of its tables, at one known position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from millstream.capture.apply.applied_table import AppliedTable, Row
+from millstream.capture.apply.change_stream import SourceTransaction
+
+
+class ComparedSource(Protocol):
+    """A snapshot of a source; for one thread. Close it."""
+
+    shown: str
+    """Its address, without secrets."""
+    position: str
+    """The position of the snapshot in the source."""
+    wait_s: float
+    """How long capture may take to come to the snapshot."""
+
+    def columns(self, table: AppliedTable) -> tuple[str, ...]:
+        """Return the columns that a table has in the snapshot: none, if it is not there."""
+
+    def rows(self, table: AppliedTable) -> Iterator[Row]:
+        """Yield all rows of a table, in captured values."""
+
+    def is_covered(self, progress: dict[str, Any]) -> bool:
+        """Say whether a capture with this progress has everything up to the snapshot in the log."""
+
+    def is_after(self, transaction: SourceTransaction) -> bool:
+        """Say whether a transaction is not in the snapshot."""
+
+    def is_at(self, position: str) -> bool:
+        """Say whether nothing is between the transaction at that position, the last in the snapshot, and it."""
+
+    def close(self) -> None:
+        """Let go of the snapshot."""

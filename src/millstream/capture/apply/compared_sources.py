@@ -1,0 +1,43 @@
+"""Which source a URL is of, for a comparison."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from urllib.parse import urlsplit
+
+from millstream.capture.apply.compared_source import ComparedSource
+from millstream.capture.apply.targets import folder_of
+from millstream.capture.sources import PASSWORD_VARIABLE, POSTGRES_SCHEMES, source_of
+from millstream.capture.table_patterns import TablePatterns
+from millstream.errors import ConfigError
+
+
+def compared_source_of(
+    url: str, wanted: TablePatterns, environment: Mapping[str, str] = os.environ
+) -> Callable[[], ComparedSource]:
+    """Return what takes a snapshot of the database of a URL.
+
+    Raises:
+        ConfigError: there is none, or its driver is not installed. The message never has a password.
+    """
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError:
+        scheme = ""
+    if scheme == "sqlite":
+        path = folder_of(url)
+        sqlite = import_module("millstream.capture.apply.compared_sqlite")
+        return lambda: sqlite.ComparedSqlite(path, wanted)
+    if scheme in POSTGRES_SCHEMES:
+        # The same checks, and the same errors, as for a capture of it.
+        found = source_of(url, ("*",), "reconcile", environment)
+        address = found.source.address  # type: ignore[attr-defined]
+        postgres = import_module("millstream.capture.apply.compared_postgres")
+        return lambda: postgres.ComparedPostgres(address, wanted)
+    shown = f"{scheme}://…" if scheme else "one without a scheme"
+    raise ConfigError(
+        f"the source has a URL whose tables cannot be compared: {shown}. Give postgresql://user@host:5432/database or "
+        f"sqlite:///path/to/file; a password may be in {PASSWORD_VARIABLE}."
+    )

@@ -1,0 +1,122 @@
+"""``millstream apply``: captured tables, copied to another store and kept in step."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import click
+
+from millstream.capture.apply.run import ApplyStatus
+from millstream.capture.apply.run import apply as apply_of
+from millstream.cli.signals import wait_for_stop_signal
+
+_SHOW_S = 1.0
+
+
+@click.command()
+@click.argument("name", metavar="NAME")
+@click.argument("target", metavar="URL")
+@click.option(
+    "--tables",
+    multiple=True,
+    default=("*",),
+    show_default=True,
+    metavar="PATTERN",
+    help="Which tables: TABLE or SCHEMA.TABLE, with * and ?; may be repeated. The same ones in each run.",
+)
+@click.option(
+    "--log",
+    default="./data",
+    show_default=True,
+    metavar="LOG",
+    help="The log that the capture writes to: a folder, or kafka://HOST:PORT.",
+)
+@click.option(
+    "--until",
+    type=click.Choice(["stopped", "caught-up"]),
+    default="stopped",
+    show_default=True,
+    help="Whether to end when the log has nothing more.",
+)
+def apply(
+    name: str,
+    target: str,
+    *,
+    tables: tuple[str, ...],
+    log: str,
+    until: Literal["stopped", "caught-up"],
+) -> None:
+    """Apply the changes of the capture NAME to the database, lake, cache or index at URL.
+
+    Whole transactions of the source, in their order, each once; it goes on from where it stopped. The password is
+    better left to $MILLSTREAM_APPLY_PASSWORD than written into the URL, which others on the machine can see. Ctrl-C or
+    SIGTERM ends it.
+
+    \b
+    Examples:
+      millstream apply shop postgresql://writer@dw.example/copy --log ./data
+      millstream apply shop sqlite:///copy.db --tables orders --tables 'customer*' --until caught-up
+    """
+    applying = apply_of(name, target, tables=tables, log=log)
+    with wait_for_stop_signal() as wait:
+
+        def stop_at_signal() -> None:
+            wait()
+            applying.stop()
+
+        threading.Thread(target=stop_at_signal, daemon=True).start()
+        status = applying.run(until=until, on_status=ApplyStatusLine(time.monotonic))
+    click.echo(f"{'' if not sys.stderr.isatty() else chr(10)}{line_of(status)}")
+
+
+class ApplyStatusLine:
+    """Shows the status: on a terminal one line that changes, else a line where the state changes."""
+
+    def __init__(self, monotonic_s: Callable[[], float]) -> None:
+        self._monotonic_s = monotonic_s
+        self._shown_s = -_SHOW_S
+        self._state = ""
+        self._first: tuple[float, int] | None = None
+
+    def __call__(self, status: ApplyStatus) -> None:
+        now = self._monotonic_s()
+        if self._first is None:
+            self._first = (now, status.changes)
+        if status.state == self._state and now - self._shown_s < _SHOW_S:
+            return
+        line = line_of(status) + self._remaining(status, now)
+        if sys.stderr.isatty():
+            click.echo(f"\r\x1b[K{line}", err=True, nl=False)
+        elif status.state != self._state:
+            click.echo(line, err=True)
+        self._shown_s, self._state = now, status.state
+
+    def _remaining(self, status: ApplyStatus, now: float) -> str:
+        """Say how fast it is, and what that leaves, while there is much to apply."""
+        assert self._first is not None
+        begun_s, changes = self._first
+        seconds = now - begun_s
+        if status.state != "applying" or seconds < _SHOW_S or not 0 < status.done < 1:
+            return ""
+        rate = (status.changes - changes) / seconds
+        left_s = seconds * (1 - status.done) / status.done
+        return f", {rate:,.0f} changes/s, about {left_s:,.0f} s left"
+
+
+def line_of(status: ApplyStatus) -> str:
+    """Say a status in a line."""
+    parts = [
+        status.state,
+        f"{status.transactions:,} transactions",
+        f"{status.changes:,} changes",
+        f"{status.done:.0%} of the log",
+    ]
+    if status.lag_s is not None:
+        parts.append(f"the last one {status.lag_s:.1f} s old")
+    if status.problem:
+        parts.append(status.problem)
+    return ", ".join(parts)
