@@ -32,6 +32,7 @@ from millstream.capture.postgres.values import PgTypes, ValueOf
 from millstream.capture.units import TableChange, TableDefinition, UnitContent
 
 Entry = dict[str, Any]
+_NUMERIC = (1700, 1231)  # and arrays of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,10 +234,26 @@ class PgTableTracker:
         self, schema: str, table: str, key: tuple[str, ...], columns: tuple[PgColumn, ...]
     ) -> TableDefinition:
         described = tuple(
-            {"name": one.name, "type": self.types.names.get(one.type_oid, str(one.type_oid))}
+            {
+                "name": one.name,
+                "type": self.types.names.get(one.type_oid, str(one.type_oid)),
+                **_digits(one),
+            }
             for one in columns
         )
         return TableDefinition(schema, table, described, key)
+
+
+def _digits(column: PgColumn) -> dict[str, int]:
+    """Return how many digits a numeric column has, and how many of them are decimal places, where it is declared.
+
+    Source: PostgreSQL's ``numeric.c``, ``make_numeric_typmod``: 16 bits and, signed, 11 bits, and 4 more than both.
+    """
+    if column.type_oid not in _NUMERIC or column.type_modifier < 0:
+        return {}
+    modifier = column.type_modifier - 4
+    scale = modifier & 0x7FF
+    return {"length": modifier >> 16 & 0xFFFF, "scale": scale - (scale >> 10 << 11)}
 
 
 def _described(columns: tuple[PgColumn, ...]) -> list[list[Any]]:
