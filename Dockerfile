@@ -6,7 +6,7 @@ WORKDIR /app
 COPY pyproject.toml uv.lock README.md LICENSE NOTICE ./
 COPY src src
 RUN uv sync --locked --no-cache --no-editable --no-default-groups \
-        --extra spark --extra jre --extra postgres --extra kafka --extra ui \
+        --extra spark --extra jre --extra postgres --extra kafka --extra s3 --extra ui \
     && useradd --create-home --uid 1000 millstream \
     && install --directory --owner millstream /data
 

@@ -53,7 +53,7 @@ COMMANDS = {
     "test": (TEST, "tools/run_tests.py test", "Run all tests that are quick; a few need Spark"),
     "check": (ALL, "tools/check.py", "Check style, types, layers, house rules, snippets"),
     "test-all": (ALL, "tools/run_tests.py test-all", "Run every test, and some on other versions"),
-    "test-long": (TEST, "tools/run_tests.py test-long", "Run the quick tests in every lane"),
+    "test-long": (ALL, "tools/run_tests.py test-long", "Run every lane, images, YARN, Kubernetes"),
     "bench": (TEST, "tools/bench.py", "Run the programs in benchmarks/, or those named"),
     "uv": ("", "", "Run uv, with the network settings of pip"),
     "clean": ("", "", "Remove the environment, the installer and every cache in this folder"),

@@ -1,11 +1,16 @@
-"""`make check`: style, format, types, layers, container files, house rules, the documents' snippets."""
+"""`make check`: style, format, types, layers, container files, manifests, house rules, the documents' snippets."""
 
 import sys
+from pathlib import Path
 
 from processes import run, say
 from run_tests import HOUSE_RULES, SIDE_BY_SIDE
 
 COMPOSE_FILE = ("--builtin-schema", "vendor.compose-spec", "compose.yaml")
+# All but the file of kustomize, which is no object of Kubernetes's. The version is that of the tests' cluster.
+MANIFESTS = sorted(
+    str(path) for path in Path("deploy/kubernetes").glob("*.yaml") if path.stem != "kustomization"
+)
 CHECKS = {
     "style": ["ruff", "check"],
     "format": ["ruff", "format", "--check"],
@@ -13,6 +18,7 @@ CHECKS = {
     "layers": ["lint-imports", "--no-logo"],
     "Dockerfile": ["hadolint", "Dockerfile"],
     "compose file": ["check-jsonschema", *COMPOSE_FILE],
+    "manifests": ["kubernetes-validate", "--quiet", "--strict", "-k", "1.34", *MANIFESTS],
     "house rules and snippets": [sys.executable, "-m", "pytest", "-q", *HOUSE_RULES, *SIDE_BY_SIDE],
 }
 

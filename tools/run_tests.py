@@ -47,6 +47,9 @@ LANES_IN_PART = {
     ),
     "types": ("tests/unit/pipeline/test_column_types.py",),
 }
+HISTORIES_OF_JOINS = ("tests/unit/kernels/joins/test_join_histories.py",)
+JOIN_HISTORIES = 10_000
+PUBLISHED_CASES = ("tests/cases/test_cases.py", "tests/published", "tests/spark/test_cases.py")
 # One process more than there are cores, as many tests wait: for a disk, a server, another process.
 SIDE_BY_SIDE = ("-n", str(min(4, (os.cpu_count() or 1) + 1)), "--dist", "worksteal")
 # The processes take all cores: threads of polars would only wait for each other (a quarter of the CPU).
@@ -86,7 +89,7 @@ def test_all(arguments: list[str]) -> int:
         first = 0 if arguments else test([])
         code = worst(first, the_rest(), *(in_lane(*lane) for lane in LANES_IN_PART.items()))
     else:
-        code = worst(pytest(*arguments, "tests"), smoke.run())
+        code = worst(pytest("-m", "not long", *arguments, "tests"), smoke.run())
     for line in skipped:
         say(f"skipped: {line}")
     return code
@@ -97,7 +100,7 @@ def the_rest() -> int:
     others = [argument for folder in QUICK_TESTS for argument in ("--ignore", folder)]
     thorough = (*QUICK_TESTS, "-m", "thorough", "-n", "1")
     return together(
-        lambda: pytest("tests", *others, "-m", "not quick", *FILES_SIDE_BY_SIDE),
+        lambda: pytest("tests", *others, "-m", "not quick and not long", *FILES_SIDE_BY_SIDE),
         lambda output: worst(
             pytest(*thorough, env=ONE_THREAD_EACH, output=output), smoke.run(output)
         ),
@@ -105,15 +108,64 @@ def the_rest() -> int:
 
 
 def test_long(arguments: list[str]) -> int:
-    """Run the tests that need no service in every lane: what is rare in the code is made common."""
+    """Run the tests that need no service in every lane, where what is rare in the code is made common.
+
+    Then, without arguments, ten thousand histories of each kind of join, the published cases in every batching
+    and number of partitions, also on Spark, captures that are killed 50 times, what takes long or wants programs that
+    take long to build (YARN, images, Kubernetes), and machines without a common disk, from which S3 is cut off for a minute.
+    """
     tests = arguments or [*QUICK_TESTS, *WITHOUT_HOUSE_RULES]
-    return worst(*(in_lane(lane.stem, tests, {}) for lane in sorted(LANES.glob("*.py"))))
+    lanes = [in_lane(lane.stem, tests, {}) for lane in sorted(LANES.glob("*.py"))]
+    if arguments:
+        return worst(*lanes)
+    return worst(
+        *lanes,
+        captures_killed_often(),
+        histories_of_joins(),
+        every_batching(),
+        platforms(),
+        cut_off_machines(),
+    )
+
+
+def captures_killed_often() -> int:
+    """Kill each capture 50 times, and its server 5 times, under a random workload."""
+    services.install()
+    return pytest("tests/unit/capture", "-k", "test_1_2_", env={"MILLSTREAM_CAPTURE_KILLS": "50"})
+
+
+def histories_of_joins() -> int:
+    """Run very many histories of each kind of join against plain Python."""
+    say(f"{JOIN_HISTORIES} histories of each kind of join")
+    env = {**ONE_THREAD_EACH, "MILLSTREAM_JOIN_HISTORIES": str(JOIN_HISTORIES)}
+    return pytest(*HISTORIES_OF_JOINS, *SIDE_BY_SIDE, env=env)
+
+
+def cut_off_machines() -> int:
+    """Run an app on machines without a common disk, from which S3 is cut off for a minute."""
+    return pytest("tests/spark/test_machines.py", env={"MILLSTREAM_CUT_S": "60"})
+
+
+def platforms() -> int:
+    """Install what the long tests want, and run them; say what is missing."""
+    missing = [*services.install(), *services.install_platforms()]
+    code = pytest("tests", "-m", "long")
+    for line in missing:
+        say(f"missing: {line}")
+    return code
 
 
 def in_lane(lane: str, tests: Sequence[str], few: dict[str, str] = FEW_EXAMPLES) -> int:
     """Run tests in one lane of `tests/lanes`."""
     say(f"the tests in the lane of {lane}")
     return pytest(*tests, "--lane", lane, *SIDE_BY_SIDE, env={**ONE_THREAD_EACH, **few})
+
+
+def every_batching() -> int:
+    """Run the published cases in 20 batchings of topics of 1, 4 and 7 partitions, in process and on Spark."""
+    say("the published cases in every batching and number of partitions")
+    env = {**ONE_THREAD_EACH, "MILLSTREAM_EVERY_BATCHING": "1"}
+    return pytest(*PUBLISHED_CASES, *FILES_SIDE_BY_SIDE, env=env)
 
 
 RUNS = {"test": test, "test-all": test_all, "test-long": test_long}

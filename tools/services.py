@@ -5,8 +5,10 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import kubernetes_programs
 from processes import say
 
 # Each package of Debian's with the tests that want it, and whether it is there. The tests start
@@ -27,6 +29,25 @@ WANTED: dict[str, tuple[str, Callable[[], bool]]] = {
     "kcat": ("the tests of the broker with kcat", lambda: bool(shutil.which("kcat"))),
 }
 
+# The same for the tests that `make test-long` alone runs: of the image, and of a cluster of Kubernetes.
+PLATFORMS = {
+    "buildah": "the image",
+    "mmdebstrap": "the image",
+    "runc": "the image and Kubernetes",
+    "etcd": "Kubernetes",
+    "containerd": "Kubernetes",
+    "conntrack": "Kubernetes",
+    "iptables": "Kubernetes",
+    "socat": "Kubernetes",
+    "kubectl": "Kubernetes",
+    "/usr/lib/cni/bridge": "Kubernetes",
+}
+PACKAGES = {
+    "etcd": "etcd-server",
+    "kubectl": "kubernetes-client",
+    "/usr/lib/cni/bridge": "containernetworking-plugins",
+}
+
 # A program in Go, which tests/s3_server.py finds here.
 S3_SERVER = Path.home() / ".cache/millstream/versitygw"
 S3_MODULE = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
@@ -37,6 +58,19 @@ def install() -> list[str]:
     reasons = {tests: why_missing(package, there) for package, (tests, there) in WANTED.items()}
     reasons["the tests of state in S3"] = why_no_s3()
     return [f"{tests}: {reason}" for tests, reason in reasons.items() if reason]
+
+
+def install_platforms() -> list[str]:
+    """Do the same for the tests of images and clusters."""
+    path = os.pathsep.join([os.environ["PATH"], "/usr/sbin"])
+    reasons = {
+        f"{program}, for the tests of {tests}": why_missing(
+            PACKAGES.get(program, program), partial(shutil.which, program, path=path)
+        )
+        for program, tests in PLATFORMS.items()
+    }
+    reasons["the tests of Kubernetes"] = kubernetes_programs.why_not_built()
+    return [f"{what}: {reason}" for what, reason in reasons.items() if reason]
 
 
 def why_no_s3() -> str:
@@ -64,7 +98,7 @@ def why_no_s3() -> str:
     return f"go could not build versitygw and said: {last}"
 
 
-def why_missing(package: str, there: Callable[[], bool]) -> str:
+def why_missing(package: str, there: Callable[[], object]) -> str:
     """Install a package if root may; say why not, "" if it is there."""
     if there():
         return ""

@@ -21,6 +21,7 @@ carry the data. A message names the value seen, what is allowed, and the next st
     ├── ConflictError           the state has moved on: reload, decide again
     │   ├── TopicRecreatedError     positions in the topic mean nothing any more: start over
     │   ├── DeletionsLostError      a table missed deletions that compaction removed: reset the app
+    │   ├── StagedRowsLostError     rows that tasks had written are gone: run again, the batch is repeated
     │   ├── EndMovedError           the partition has grown: read on, decide again
     │   ├── VersionConflictError    the stream is at another version: load it, decide again
     │   ├── OutOfOrderSequenceError records before these are missing: send those first
@@ -119,6 +120,10 @@ class DeletionsLostError(ConflictError):
 
 class OutOfOrderSequenceError(ConflictError):
     """Records before these are missing. Send those first, or start over with a new producer."""
+
+
+class StagedRowsLostError(ConflictError):
+    """Rows that tasks had written for a commit are gone. Nothing was committed: run again."""
 
 
 class EndMovedError(ConflictError):

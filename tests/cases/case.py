@@ -9,6 +9,7 @@ Times are seconds after :data:`ORIGIN`, in rows and in answers.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,8 @@ from millstream import testing
 ORIGIN = datetime(1970, 1, 1, tzinfo=UTC)
 LONG = 10.0**9  # seconds, later than any time of a case
 PARTITIONS = (1, 4, 7)
+EVERY = os.environ.get("MILLSTREAM_EVERY_BATCHING") == "1"
+"""Whether each batching is tried in every number of partitions, on Spark, too: `make test-long` does."""
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from unit.sourcing.club import ADA, BOB, SECRETS, open_club
 from unit.sourcing.ledger import Balance, open_store
 
 import millstream as ms
+from millstream.sourcing.store import EventStore
 
 
 @pytest.fixture
@@ -110,3 +112,34 @@ def test_a_projection_is_where_the_command_left_it(log: ms.EventLog, index: Path
 def note(event, tables) -> None:
     row = (event.stream_id, event.data.amount)
     tables.execute("INSERT INTO {payments} VALUES (?, ?)", row)
+
+
+def test_a_subject_is_forgotten_and_its_bytes_are_removed_where_that_is_possible(
+    log: ms.EventLog, index: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("cryptography")
+    with open_club(log, tmp_path, index=index) as store:
+        for _ in range(2):
+            store.handle("london", ADA)
+            store.handle("london", BOB)
+        before = values_of(store)
+        if not log.is_folder:
+            with pytest.raises(ms.ConfigError, match="brokers cannot change what a topic holds"):
+                store.forget("m1", remove=True)
+            assert SECRETS[0] in store.load("london").state["m1"]  # nothing was done
+        report = store.forget("m1", remove=log.is_folder)
+        assert "4 sealed values" in str(report)
+        assert any("the brokers: " in one for one in report.remaining) is not log.is_folder
+        after = values_of(store)
+        kept = [old == new for old, new in zip(before, after, strict=True)]
+        assert kept == [not log.is_folder, True] * 2
+        assert store.load("london").state == {
+            "m1": "forgotten <> 7",
+            "m2": "Bob <bob@example> 8",
+        }
+        assert store.handle("london", BOB).version == 5
+
+
+def values_of(store: EventStore) -> list[bytes]:
+    consumer = store.log.consumer("club", follow=False)
+    return [record.value for record in consumer]

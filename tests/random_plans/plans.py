@@ -1,7 +1,7 @@
 """Random plans over tables: the same plan as a pipeline of Millstream, and as one query of SQL.
 
-A plan is drawn from a seed. It begins with tables of topics, and with streams whose rows are only added, and up
-to six operators make others of them. The
+A plan is drawn from a seed. It begins with tables of topics, with streams whose rows are only added, and with windows
+whose rows are taken back whenever they change, and up to six operators make others of them. The
 query computes over the tables' rows what the pipeline maintains. All columns are whole numbers, so that both
 mean the same by every value. Of a join's result every column has a name of its own, drawn before.
 """
@@ -18,7 +18,9 @@ import millstream as ms
 
 TABLES = ("t0", "t1", "t2")
 STREAMS = ("s0", "s1")  # of which all rows are kept
-BASES = (*TABLES, *STREAMS)
+WINDOWS = ("w0", "w1")  # of which each group is a window that emits with every change
+EVENTS = (*STREAMS, *WINDOWS)
+BASES = (*TABLES, *EVENTS)
 COLUMNS = ("id", "k", "v")
 SCHEMA = {"id": int, "k": int | None, "v": int | None}
 OPERATORS_MAX = 6
@@ -65,6 +67,8 @@ class PlanDraw:
         return result
 
     def _base(self, name: str) -> Drawn:
+        if name in WINDOWS:
+            return self._windows(name)
         if name in STREAMS:
             events = self.app.topic(name, SCHEMA, partitions=3).stream()
             table = events.table(keep="all", unbounded=True)
@@ -73,6 +77,32 @@ class PlanDraw:
         columns = {column: self._name(column) for column in COLUMNS}
         renames = ", ".join(f"{old} AS {new}" for old, new in columns.items())
         return Drawn(table.rename(columns), f"SELECT {renames} FROM {name}", name)
+
+    def _windows(self, name: str) -> Drawn:
+        """Make a table of rows that are replaced, or taken back, with every event."""
+        events = self.app.topic(name, SCHEMA, partitions=3).stream()
+        mode = self.dice.choice(["update", "retract"])
+        early = self.dice.choice(["each", "batch"])
+        k, n, total = (self._name(column) for column in ("k", "n", "total"))
+        counts = (
+            events.window(ms.tumbling("1 day"), by="k")
+            .emit(mode, early=early)
+            .agg(**{n: ms.count(), total: ms.sum("v")})
+        )
+        if (
+            self.dice.random() < 0.3
+        ):  # only some of them, so that rows go without another in their place
+            counts = counts.filter(pl.col(n) % 3 != 0)
+            kept = " HAVING count(*) % 3 != 0"
+        else:
+            kept = ""
+        rows = counts.select(n, total, **{k: pl.col("k")})
+        table = rows.table(keep="all", unbounded=True)
+        query = (
+            f"SELECT count(*) AS {n}, coalesce(sum(v), 0)::BIGINT AS {total}, k AS {k} FROM {name} "
+            f"GROUP BY k{kept}"
+        )
+        return Drawn(table, query, f"{name}, {mode} {early}{kept}")
 
     def _name(self, stem: str) -> str:
         self.names += 1

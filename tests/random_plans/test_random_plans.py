@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import duckdb
 import pytest
 from example_counts import some
-from random_plans.plans import BASES, STREAMS, PlanDraw
+from random_plans.plans import BASES, EVENTS, PlanDraw
 
 from millstream import testing
 from millstream.kernels.state.keyhash import Buckets
@@ -30,7 +30,7 @@ def changes(dice, tables):
         records[name] = made = []
         for _ in range(dice.choice([0, 1, 3, 8])):
             key = dice.randint(0, 5)
-            if name in STREAMS:
+            if name in EVENTS:
                 row = {"id": key, **{c: dice.choice([None, -1, 0, 1, 2]) for c in ("k", "v")}}
                 rows[len(rows)] = row
                 made.append(row)

@@ -59,10 +59,19 @@ class Services:
             .replace("broker:9092", self.broker)
         )
 
+    def command(self, name, *words):
+        """Return what runs words of the image's command line, as the service of that name would."""
+        return [*the_way_in(), *words]
+
     def environment(self, name):
+        path = os.pathsep.join([str(ROOT / "src"), *sys.path])
+        return {**os.environ, "PYTHONPATH": path, **self.variables(name)}
+
+    def variables(self, name):
+        """Return what the service is given in its environment, with the names of this machine."""
         given = SERVICES[name].get("environment")
         if given is None:
-            return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *sys.path])}
+            return {}
         user, password, host = (
             re.escape(SERVICES["postgres"]["environment"][f"POSTGRES_{key}"])
             for key in ("USER", "PASSWORD", "DB")
@@ -70,17 +79,15 @@ class Services:
         address = given["MILLSTREAM_VIEWS"]
         assert re.fullmatch(f"postgresql://{user}:{password}@postgres/{host}", address)
         return {
-            **os.environ,
             "MILLSTREAM_LOG": str(self.folder / "data"),
             "BROKERS": self.here(given["BROKERS"]),
             "MILLSTREAM_VIEWS": self.database,
-            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *sys.path]),
         }
 
     def start(self, name):
         said = self.folder / f"{name}.out"
         out = self.opened.enter_context(said.open("wb"))
-        command = [*the_way_in(), *map(self.here, SERVICES[name]["command"])]
+        command = self.command(name, *map(self.here, SERVICES[name]["command"]))
         process = subprocess.Popen(command, stdout=out, stderr=out, env=self.environment(name))
 
         def end():
@@ -95,7 +102,7 @@ class Services:
         document = (ROOT / "docs" / "cluster.md").read_text()
         (words,) = re.findall(r"(?m)^docker compose run --rm -T page (.+?) <", document)
         subprocess.run(
-            [*the_way_in(), *map(self.here, shlex.split(words))],
+            self.command("page", *map(self.here, shlex.split(words))),
             input=line,
             text=True,
             env=self.environment("page"),
@@ -122,16 +129,17 @@ def counts(url):
     return {}
 
 
-def test_clicks_go_through_the_services_into_the_database_and_out_over_http(
-    no_spark, tmp_path, database
-):
-    with ExitStack() as opened:
-        services = Services(tmp_path, database, opened)
+def check_services(services):
+    """Start them in their order, send clicks, and ask the page for what the pipeline has made of them."""
+    with services.opened:
         broker, spoke = services.start("broker")
-        asked = [*the_way_in(), *map(services.here, SERVICES["broker"]["healthcheck"]["test"][2:])]
+        health = map(services.here, SERVICES["broker"]["healthcheck"]["test"][2:])
+        asked = services.command("broker", *health)
         wait_for(lambda: subprocess.run(asked, check=False).returncode == 0, broker, spoke)
         pipeline, said = services.start("pipeline")
-        wait_for((tmp_path / "data" / "apps" / "clicks" / "checkpoint").exists, pipeline, said)
+        wait_for(
+            (services.folder / "data" / "apps" / "clicks" / "checkpoint").exists, pipeline, said
+        )
         page, output = services.start("page")
         (url,) = wait_for(lambda: re.findall(r"http://[\d.:]+", output.read_text()), page, output)
         clicks = [{"ad": ad, "at": f"2026-01-01T12:00:0{n}Z"} for n, ad in enumerate("787")]
@@ -141,3 +149,9 @@ def test_clicks_go_through_the_services_into_the_database_and_out_over_http(
         assert counts(view) == {"7": 2, "8": 1}
         pipeline.terminate()  # as `docker compose stop` does
         assert pipeline.wait(WAIT_S) == 0
+
+
+def test_clicks_go_through_the_services_into_the_database_and_out_over_http(
+    no_spark, tmp_path, database
+):
+    check_services(Services(tmp_path, database, ExitStack()))

@@ -103,6 +103,7 @@ def test_all_the_tests_are_those_of_the_quick_run_and_the_rest(
     monkeypatch.setattr(tool, "pytest", lambda *arguments, **_: ran.append(arguments) or 1)
     monkeypatch.setattr(tool.smoke, "run", lambda *_: ran.append(("smoke",)) or 0)
     monkeypatch.setattr(tool.services, "install", list)
+    monkeypatch.setattr(tool.services, "install_platforms", list)
 
     def runs(name: str, *arguments: str) -> list[tuple[str, ...]]:
         ran.clear()
@@ -111,6 +112,13 @@ def test_all_the_tests_are_those_of_the_quick_run_and_the_rest(
 
     assert runs("test-all") == sorted([*runs("test"), *runs("test-all", "--rest")])
     assert runs("test", "tests/unit", "-x") == [("tests/unit", "-x")]
-    assert [run[-5] for run in runs("test-long")] == sorted(
-        lane.stem for lane in (ROOT / "tests" / "lanes").glob("*.py")
-    )
+    lanes = sorted(lane.stem for lane in (ROOT / "tests" / "lanes").glob("*.py"))
+    every = runs("test-long")
+    long = ("tests", "-m", "long")
+    assert sorted(run[-5] for run in every if "--lane" in run) == lanes
+    assert long in every
+    # What is long, killed captures, histories of joins, every batching, machines that are cut off.
+    assert len(every) == len(lanes) + 5
+    assert long not in runs("test-long", "tests/unit")
+    marked = [run[run.index("-m") + 1] for run in runs("test-all") if "-m" in run]
+    assert "not quick and not long" in marked, "what only test-long runs"

@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
-from millstream.capture.units import CaptureUnit, Progress, UnitContent, UnitKind
+from millstream.capture.lag import SourceLag
+from millstream.capture.signals import RereadRequest
+from millstream.capture.units import (
+    CaptureUnit,
+    Progress,
+    UnitContent,
+    UnitKind,
+    content_rows,
+)
 
 PIECE_CONTENTS = 1000
 PIECES_MAX = 32
@@ -29,6 +37,21 @@ class CaptureSource(Protocol):
     def units(self, progress: Progress | None) -> Iterator[CaptureUnit]: ...
     def acknowledge(self, progress: Progress) -> None:
         """Note that all up to ``progress`` is durable in the log. Called from another thread than ``units``."""
+
+    def measure(self, progress: Progress) -> SourceLag:
+        """Measure how far the log, which has all up to ``progress``, is behind. Called from another thread."""
+
+    def release(self, progress: Progress) -> None:
+        """Let the database remove what it keeps for this capture, which ends with that. From another thread."""
+
+    def check_reread(self, request: RereadRequest) -> None:
+        """Return if a table can be read again so; else raise a ConfigError. From any thread."""
+
+    def reread(self, request: RereadRequest) -> None:
+        """Have ``units`` read a table again, soon: all of it after a truncate. From another thread."""
+
+    def remove(self) -> list[str]:
+        """Take out of the database what captures of this name have installed there; return what it was."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +109,13 @@ class GroupReader:
 
     def _divide(self, unit: CaptureUnit) -> None:
         contents: list[UnitContent] = []
+        rows = 0
         for content in unit.contents:
             contents.append(content)
-            if len(contents) == PIECE_CONTENTS:
+            rows += content_rows(content)
+            if rows >= PIECE_CONTENTS:
                 self._put(self._piece(unit, contents, None))
-                contents = []
+                contents, rows = [], 0
         self._put(self._piece(unit, contents, unit.progress))
 
     def _piece(
@@ -169,7 +194,7 @@ class _Contents:
     def __iter__(self) -> Iterator[UnitContent]:
         piece = self.piece
         while True:
-            self.count += len(piece.contents)
+            self.count += sum(map(content_rows, piece.contents))
             yield from piece.contents
             if piece.progress is not None:
                 self.unit.progress = piece.progress

@@ -25,17 +25,23 @@ _REPLICA_IDS = 1 << 31  # the upper half is for us: people number their replicas
 
 @dataclass(frozen=True)
 class FoundSource:
-    """A source, the capture's name, and the kind of source."""
+    """A source, the capture's name, the kind of source, and the schema or database that a table alone is of."""
 
     source: CaptureSource
     name: str
     connector: str
+    database: str
 
 
 def source_of(
-    url: str, tables: Sequence[str], name: str | None, environment: Mapping[str, str] = os.environ
+    url: str,
+    tables: Sequence[str],
+    name: str | None,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    options: Mapping[str, Any] | None = None,
 ) -> FoundSource:
-    """Return the source of a URL.
+    """Return the source of a URL. ``options`` are those that a source of PostgreSQL takes alone.
 
     Raises:
         ConfigError: there is none, or its driver is not installed. The message never has a password.
@@ -51,7 +57,16 @@ def source_of(
             f"the database to capture has a URL that is not known: {shown}. Give "
             "postgresql://user@host:5432/database, mariadb://user@host:3306/database or sqlite:///path/to/file."
         )
-    return make(url, tables, name, environment.get(PASSWORD_VARIABLE))
+    password = environment.get(PASSWORD_VARIABLE)
+    if not options:
+        return make(url, tables, name, password)
+    wal_bytes_max = options.get("wal_bytes_max", 1)
+    if scheme not in POSTGRES_SCHEMES or wal_bytes_max < 1:
+        raise ConfigError(
+            f"wal_bytes_max is {wal_bytes_max}, or outbox_messages are asked for, of a database {scheme}://…. Give a "
+            "number of bytes, 1 or more; only PostgreSQL keeps its log for a capture, and has messages in it."
+        )
+    return _postgres(url, tables, name, password, options)
 
 
 def _mariadb(
@@ -63,11 +78,16 @@ def _mariadb(
     name = _checked_name(address.database if name is None else name)
     found = _driven("millstream.capture.mysql.source", "MariaDB", "PyMySQL", "mysql")
     replica_id = _REPLICA_IDS + zlib.crc32(name.encode()) % (_REPLICA_IDS - 1)
-    return FoundSource(found.MariaDbSource(address, tables, replica_id=replica_id), name, "mariadb")
+    source = found.MariaDbSource(address, tables, replica_id=replica_id)
+    return FoundSource(source, name, "mariadb", address.database)
 
 
 def _postgres(
-    url: str, tables: Sequence[str], name: str | None, password: str | None
+    url: str,
+    tables: Sequence[str],
+    name: str | None,
+    password: str | None,
+    options: Mapping[str, Any] | None = None,
 ) -> FoundSource:
     unread = ConfigError(
         "the address of a PostgreSQL database is not one that can be read. Give "
@@ -88,7 +108,8 @@ def _postgres(
     found = _driven("millstream.capture.postgres.source", "PostgreSQL", "psycopg", "postgres")
     if not found.is_address(address.url):
         raise unread
-    return FoundSource(found.PostgresSource(address, tables, name=name), name, "postgresql")
+    source = found.PostgresSource(address, tables, name=name, **(options or {}))
+    return FoundSource(source, name, "postgresql", "public")
 
 
 def with_password(address: PostgresAddress, password: str) -> PostgresAddress:
@@ -114,7 +135,7 @@ def _sqlite(
     path = Path(path_given)
     name = _checked_name(path.stem if name is None else name)
     found = _driven("millstream.capture.sqlite.source", "SQLite", "sqlite3", "all")
-    return FoundSource(found.SqliteSource(path, tables), name, "sqlite")
+    return FoundSource(found.SqliteSource(path, tables), name, "sqlite", "main")
 
 
 def _driven(module: str, what: str, driver: str, extra: str) -> Any:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Literal
 
 import click
 
-from millstream.capture.run import CaptureStatus
+from millstream.capture.run import Capture
 from millstream.capture.run import capture as capture_of
+from millstream.cli.byte_sizes import parse_bytes
+from millstream.cli.capture_display import CaptureDisplay, line_of
 from millstream.cli.signals import wait_for_stop_signal
-
-_SHOW_S = 1.0
+from millstream.errors import ConfigError
 
 
 @click.command()
@@ -58,7 +58,46 @@ _SHOW_S = 1.0
     show_default=True,
     help="Whether to end when the database has nothing more.",
 )
+@click.option(
+    "--wal-max",
+    metavar="SIZE",
+    help="How much WAL a PostgreSQL server may keep for the capture, such as 10GiB. Alarm above a quarter of it.",
+)
+@click.option(
+    "--wal-policy",
+    type=click.Choice(["keep", "release"]),
+    default="keep",
+    show_default=True,
+    help="Beyond it: keep the WAL, so that no change is lost; or release it, so that the server's disk does not fill, and "
+    "end the capture.",
+)
+@click.option(
+    "--outbox",
+    metavar="TABLE",
+    help="A table of events, whose rows go to topics outbox.event.<aggregatetype>, as of Debezium's outbox event router.",
+)
+@click.option(
+    "--outbox-messages",
+    is_flag=True,
+    help="Events are also messages of pg_logical_emit_message with the prefix outbox:<aggregatetype>:<aggregateid>.",
+)
+@click.option(
+    "--resnapshot",
+    multiple=True,
+    metavar="TABLE",
+    help="Only ask the capture of this name to read a table again, now or when it next runs; may be repeated.",
+)
+@click.option(
+    "--where",
+    metavar="SQL",
+    help="With --resnapshot: only rows for which this expression of the database is true.",
+)
 @click.option("--check", is_flag=True, help="Only say whether the database can be captured.")
+@click.option(
+    "--remove",
+    is_flag=True,
+    help="Only take out of the database what captures of this name have installed: slots and publication, triggers.",
+)
 def capture(
     url: str,
     *,
@@ -68,7 +107,14 @@ def capture(
     partitions: int,
     cleanup: str,
     until: Literal["stopped", "caught-up"],
+    wal_max: str | None,
+    wal_policy: Literal["keep", "release"],
+    outbox: str | None,
+    outbox_messages: bool,
+    resnapshot: tuple[str, ...],
+    where: str | None,
     check: bool,
+    remove: bool,
 ) -> None:
     """Capture tables of the database at URL, and all their changes, into a log.
 
@@ -81,14 +127,45 @@ def capture(
       millstream capture mariadb://reader@db.example/shop --check
       millstream capture mariadb://reader@db.example/shop --tables orders --tables 'customer*' --to ./data
       millstream capture mariadb://reader@db.example/shop --to kafka://localhost:9092 --name shop
+      millstream capture postgresql://reader@db.example/shop --wal-max 10GiB --wal-policy release
+      millstream capture postgresql://reader@db.example/shop --remove
     """
     capturing = capture_of(
-        url, tables=tables, to=to, name=name, partitions=partitions, cleanup=cleanup
+        url,
+        tables=tables,
+        to=to,
+        name=name,
+        partitions=partitions,
+        cleanup=cleanup,
+        wal_bytes_max=None if wal_max is None else parse_bytes(wal_max, what="--wal-max"),
+        wal_policy=wal_policy,
+        outbox=outbox,
+        outbox_messages=outbox_messages,
     )
+    if where is not None and not resnapshot:
+        raise ConfigError(
+            "--where is given without --resnapshot. Say which table is to be read again."
+        )
+    if resnapshot:
+        capturing.reread(*resnapshot, where=where)
+        click.echo(
+            "Asked for. The capture follows within seconds if it runs, else when it next does."
+        )
+        return
+    if remove:
+        for what in capturing.remove():
+            click.echo(f"Removed {what}.")
+        click.echo("Nothing of this capture is left in the database.")
+        return
     capturing.check()
     if check:
         click.echo("The database can be captured.")
         return
+    _run(capturing, until)
+
+
+def _run(capturing: Capture, until: Literal["stopped", "caught-up"]) -> None:
+    """Capture until the end or a signal, and show how far it is."""
     with wait_for_stop_signal() as wait:
 
         def stop_at_signal() -> None:
@@ -96,40 +173,6 @@ def capture(
             capturing.stop()
 
         threading.Thread(target=stop_at_signal, daemon=True).start()
-        status = capturing.run(until=until, on_status=_StatusLine(time.monotonic))
-    click.echo(f"{'' if not sys.stderr.isatty() else chr(10)}{line_of(status)}")
-
-
-class _StatusLine:
-    """Shows the status: on a terminal one line that changes, else a line where the state changes."""
-
-    def __init__(self, monotonic_s: Callable[[], float]) -> None:
-        self._monotonic_s = monotonic_s
-        self._shown_s = -_SHOW_S
-        self._state = ""
-
-    def __call__(self, status: CaptureStatus) -> None:
-        now = self._monotonic_s()
-        if status.state == self._state and now - self._shown_s < _SHOW_S:
-            return
-        if sys.stderr.isatty():
-            click.echo(f"\r\x1b[K{line_of(status)}", err=True, nl=False)
-        elif status.state != self._state:
-            click.echo(line_of(status), err=True)
-        self._shown_s, self._state = now, status.state
-
-
-def line_of(status: CaptureStatus) -> str:
-    """Say a status in a line."""
-    parts = [
-        status.state,
-        f"{status.snapshot_rows:,} rows of snapshots",
-        f"{status.changes:,} changes",
-    ]
-    if status.lag_s is not None:
-        parts.append(f"the last one {status.lag_s:.1f} s old")
-    if status.position:
-        parts.append(f"at {status.position}")
-    if status.problem:
-        parts.append(status.problem)
-    return ", ".join(parts)
+        with CaptureDisplay(time.monotonic, sys.stderr) as display:
+            status = capturing.run(until=until, on_status=display, on_alarm=display.alarm)
+    click.echo(line_of(status))

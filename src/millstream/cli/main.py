@@ -37,7 +37,7 @@ COMMANDS = {
     "ui": "Show a page of what the apps of a log do, live; serve their views over HTTP.",
     "run": "Run the pipeline that FILE declares, from where it stopped.",
     "stop": "Stop the running APP, as Ctrl-C in its terminal would: after the current batch.",
-    "rescale": "Divide the work on the state of APP among more or fewer partitions.",
+    "rescale": "Divide the state of APP into more or fewer buckets or partitions.",
     "reset": "Remove all that APP has made, so that its next run starts over from the log.",
     "ledger": "Show where every event of APP went: the ledger, per batch or in total.",
     "why": "Say what holds a window open, and why events were late.",
@@ -45,6 +45,7 @@ COMMANDS = {
     "dead": "Look at records that could not be processed, and append them again.",
     "sourcing": "Check what is kept beside the events of an event store.",
     "bloom": "Show how many events Bloom filters lose, for a memory, a rate and a horizon.",
+    "executor": "Become an executor of Spark's, in a pod that Spark on Kubernetes has created.",
     "doctor": "Check that this machine has what Millstream needs.",
 }
 EXIT_FAILED = 1

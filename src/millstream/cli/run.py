@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from millstream.choices import did_you_mean
+from millstream.cli.spark_settings import spark_settings
 from millstream.cli.tables import Address, Choice
 from millstream.errors import ConfigError
 
@@ -39,12 +40,26 @@ if TYPE_CHECKING:
 @click.option("--timeout", help='Stop after this long, such as "10 minutes".')
 @click.option("--count", type=click.IntRange(min=1), help="Stop after reading so many records.")
 @click.option(
-    "--master", metavar="URL", help="Run on this Spark cluster, such as spark://host:7077."
+    "--master",
+    metavar="URL",
+    help="Run on this Spark cluster: spark://HOST:7077, yarn, k8s://https://HOST:6443.",
 )
 @click.option(
     "--cores",
     type=click.IntRange(min=1),
     help="Cores to use; by default as many as there are here.",
+)
+@click.option(
+    "--properties-file",
+    type=click.Path(path_type=Path),
+    help="Settings of Spark's, one in a line: NAME VALUE, as in spark-defaults.conf.",
+)
+@click.option(
+    "--conf",
+    "pairs",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="A setting of Spark's, which overrides that of the file; may be given more than once.",
 )
 @click.option(
     "--same-expressions",
@@ -64,6 +79,8 @@ def run(
     count: int | None,
     master: str | None,
     cores: int | None,
+    properties_file: Path | None,
+    pairs: tuple[str, ...],
     same_expressions: bool,
     as_json: bool,
 ) -> None:
@@ -80,8 +97,10 @@ def run(
       millstream run app.py
       millstream run app_folder.py:billing --until caught-up
       millstream run app.py --timeout "1 hour" --json
+      millstream run app.py --master yarn --conf spark.executor.cores=2
     """
     path, name = split_file(file, name)
+    settings = spark_settings(properties_file, pairs)
     if not as_json:
         click.echo(f"loading {path} …")
     app = find_app(path, name)
@@ -93,6 +112,7 @@ def run(
         count=count,
         master=master,
         cores=cores,
+        settings=settings,
         same_expressions=same_expressions,
         on_progress=_show_json if as_json else None,
         show=None if as_json else sys.stdout,

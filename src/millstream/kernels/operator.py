@@ -19,6 +19,7 @@ import polars as pl
 from millstream.kernels.arrays import Int64s
 from millstream.kernels.errors.dead_letter_collector import FailedRows
 from millstream.kernels.frames import SPLIT, WATERMARK_SEEN
+from millstream.kernels.state.layout import StateLayout
 from millstream.kernels.state.operator_state import OperatorState
 
 NOT_DEFINING: Mapping[str, Any] = {"defining": False}
@@ -136,6 +137,11 @@ class Operator(Protocol):
     @property
     def heartbeat_ms(self) -> int | None:
         """How often it needs a batch, in running time, even without input; None: never."""
+        ...
+
+    @property
+    def layout(self) -> StateLayout:
+        """What a rescale has to know of its state: see :class:`StateLayout`."""
         ...
 
     def columns_read(self, number: int) -> set[str]:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import polars as pl
 
+from millstream.kernels.state.layout import StateLayout
+
 
 class OperatorBase:
     """The defaults of an operator: see :class:`millstream.kernels.operator.Operator`."""
@@ -21,6 +23,10 @@ class OperatorBase:
     @property
     def heartbeat_ms(self) -> int | None:
         return None
+
+    @property
+    def layout(self) -> StateLayout:
+        return StateLayout()
 
     def output_watermark(self, watermark_us: int) -> int:
         return watermark_us

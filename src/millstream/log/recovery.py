@@ -36,8 +36,8 @@ log repair`` puts an empty batch in their place.
 
 A sealed segment is trusted if its seal is whole and has its size; otherwise it is read, and what
 is beside it (index, seal, aborted transactions) is rebuilt. After a failed sync
-(``NEEDS_VERIFY``) all of them are read. What a crash may leave is removed: ``.new``, ``.cleaned``
-and ``.merged`` files, segments below the log start, segments that were merged into the one before
+(``NEEDS_VERIFY``) all of them are read. What a crash may leave is removed: ``.new``, ``.cleaned``,
+``.merged`` and ``.excised`` files, segments below the log start, segments that were merged into the one before
 them, and archives whose segments are gone. The archive of a segment that turns out to be another one
 goes, too; where records are lost, archives remain: theirs may be the only copy.
 """
@@ -61,7 +61,7 @@ from millstream.log.scan import SegmentScan, scan_segment
 from millstream.log.seal import Seal
 from millstream.log.segment import Segment, remove_segment, segment_name, segment_offsets
 
-LEFTOVER_SUFFIXES = (".new", ".cleaned", ".merged")
+LEFTOVER_SUFFIXES = (".new", ".cleaned", ".merged", ".excised")
 _PAGE_BYTES = 4096
 _OFFSET_BYTES = 8
 _log = logging.getLogger(__name__)

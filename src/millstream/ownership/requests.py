@@ -45,6 +45,7 @@ from millstream.log.batch import (
     EncodedBatch,
     ProducerStamp,
 )
+from millstream.log.excision import excise_values
 from millstream.log.group_commit import Durability, PendingAppend
 from millstream.log.groups import OffsetAndMetadata, Offsets, offset_and_metadata
 from millstream.log.producer_identity import PRODUCER_EPOCH_MAX, ProducerIdentity
@@ -279,6 +280,22 @@ def _delete_records(writer: LogWriter, request: OwnerRequest) -> int:
     return writer.delete_records(name, request.args["before_offset"])
 
 
+def excise_request(name: TopicPartition, values: Mapping[int, bytes]) -> OwnerRequest:
+    """Return the request to put other values in the place of those at these offsets."""
+    places = [[offset, len(value)] for offset, value in values.items()]
+    args = {"topic": name.topic, "partition": name.partition, "values": places}
+    return OwnerRequest("excise", args, b"".join(values.values()))
+
+
+def _excise(writer: LogWriter, request: OwnerRequest) -> dict[str, Any]:
+    values, at = {}, 0
+    for offset, size in request.args["values"]:
+        values[offset] = request.payload[at : at + size]
+        at += size
+    partition = writer.partition(TopicPartition(request.args["topic"], request.args["partition"]))
+    return asdict(excise_values(writer, partition, values))
+
+
 def _run_maintenance(writer: LogWriter, _: OwnerRequest) -> dict[str, Any]:
     return asdict(writer.run_maintenance())
 
@@ -293,5 +310,6 @@ _HANDLERS: Mapping[str, Callable[[LogWriter, OwnerRequest], Any]] = {
     "alter_topic": _alter_topic,
     "delete_topic": _delete_topic,
     "delete_records": _delete_records,
+    "excise": _excise,
     "run_maintenance": _run_maintenance,
 }

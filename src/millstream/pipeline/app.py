@@ -22,6 +22,7 @@ from millstream.kernels.tables.upserts import VersionOrder
 from millstream.kernels.time.watermarks import WatermarkRule
 from millstream.object_store.address import StateUrl, is_url, parse_state_url
 from millstream.pipeline.avro import AvroSchema
+from millstream.pipeline.captured import CapturedTopic, captured_topic
 from millstream.pipeline.checks import check_time, checked_on_error, declared_at
 from millstream.pipeline.compiler import compile_plan
 from millstream.pipeline.debezium import (
@@ -49,10 +50,14 @@ from millstream.pipeline.topic_declaration import (
     check_topic_key,
 )
 from millstream.pipeline.upserts import build_static_table
+from millstream.pipeline.view_table import build_view_table
 from millstream.pipeline.watermarks import IN_ORDER, check_dataframe_watermark
 from millstream.views.address import StateStoreAddress, parse_store
 from millstream.views.dead_letter_relay import relay
+from millstream.views.followed_view import FollowedView, Followers
 from millstream.views.panels import Panel, check_panel, to_plain
+from millstream.views.reader import View
+from millstream.views.runs.control_files import stop_request_file
 from millstream.views.runs.dead_letter_share import check_dead_letter_max
 from millstream.views.runs.late_alarm import LateAlarm, check_late_share
 from millstream.views.runs.progress import UNTIL_OPTIONS, Progress, Report, Until
@@ -60,6 +65,7 @@ from millstream.views.schema import check_app_name
 from millstream.views.store_location import STATE_STORE_FILE, StoreLocation, parse_state_store
 
 if TYPE_CHECKING:
+    from millstream.capture.run import Capture
     from millstream.spark.job import DataFrame, Job, SparkSession
 
 
@@ -86,7 +92,8 @@ class App(AppDeclaration):
             (``?schema=NAME``; by default ``millstream_<app>``) and any machine reads them by the URL. When
             the server is away, a run tries again for two minutes (``?wait=SECONDS``). Leave the password to
             PGPASSWORD or ~/.pgpass.
-        buckets: Into how many hash ranges keys are divided; fixed when the app's state is created.
+        buckets: Into how many hash ranges keys are divided when the app's state is created; later ``millstream rescale``
+            divides it otherwise, and this stays as it was.
             As many cores at most can share a stage of a large batch, and as many partitions the app
             can be rescaled to. Each has a cost in every batch, however small. Two are
             for a laptop; for a cluster give as many as it may have cores one day.
@@ -118,6 +125,7 @@ class App(AppDeclaration):
     dead_max: float = 0.5
     topics: dict[str, Topic] = field(default_factory=dict, init=False)
     panels: tuple[Panel, ...] = field(default=(), init=False)
+    followed: tuple[FollowedView, ...] = field(default=(), init=False, repr=False)
     _store_address: StateStoreAddress | None = field(default=None, init=False, repr=False)
     transactions: dict[str, TransactionGroup] = field(default_factory=dict, init=False, repr=False)
 
@@ -234,6 +242,7 @@ class App(AppDeclaration):
         watermark: WatermarkRule = IN_ORDER,
         ttl: Duration | None = None,
         envelope: Envelope | None = None,
+        capture: Capture | str | None = None,
         **topic: Any,
     ) -> Table:
         """Declare a topic that is a table, and read it as one: of each key its latest record is a row.
@@ -248,34 +257,41 @@ class App(AppDeclaration):
             envelope: ``"debezium"``, or :func:`millstream.debezium` with options: the records are changes
                 of a database's table. ``schema`` has the columns of that table that are wanted; event time is
                 that of the change, by default. See docs/joins.md.
+            capture: What :func:`millstream.capture` returns, the URL of its database, or its name: ``name`` is a
+                table of that database, ``"orders"`` or ``"public.orders"``. It changes as the database does, by
+                whole transactions. A record that cannot be read stops the app (``bad="stop"``), unless
+                ``bad`` says otherwise.
 
         Raises:
-            ConfigError: an option is not known, or does not go with the envelope.
+            ConfigError: an option is not known, or does not go with the envelope or the capture.
 
         Example::
 
             users = app.table("users", User, key="id")
             orders = app.table("shop.public.orders", Order, key="id", envelope="debezium")
+            shop = ms.capture("postgresql://reader@db.example/shop", tables="orders")
+            orders = app.table("orders", Order, key="id", capture=shop)
         """
-        if envelope is not None:
+        if envelope is not None or capture is not None:
             if order != "offset" or deleted is not None or ttl is not None:
                 raise ConfigError(
-                    f"The table {name!r} has an envelope, and order=, deleted= or ttl=. The records say themselves "
-                    "what they replace and delete: leave these out."
+                    f"The table {name!r} has {'a capture' if envelope is None else 'an envelope'}, and order=, deleted= "
+                    "or ttl=. The records say themselves what they replace and delete: leave these out."
                 )
-            options = envelope_options(envelope, name)
+            found = self._captured_topic(name, envelope, capture, topic)
             columns = names_given(key, "table's key")
             declared = self.topic(
-                name, schema, key=columns[0] if len(columns) == 1 else None, **topic
+                found.topic, schema, key=columns[0] if len(columns) == 1 else None, **topic
             )
             return build_captured_table(
                 declared,
                 columns,
-                options,
-                self._transaction_group(options.transactions),
+                found.options,
+                self._transaction_group(found.options.transactions),
                 time=time,
                 watermark=watermark,
                 code=UserCode("", declared_at(), self.on_error),
+                captured=capture is not None,
             )
         if not isinstance(key, str):
             raise ConfigError(
@@ -284,6 +300,27 @@ class App(AppDeclaration):
             )
         declared = self.topic(name, schema, key=key, **topic)
         return declared.table(order=order, deleted=deleted, time=time, watermark=watermark, ttl=ttl)
+
+    def _captured_topic(
+        self,
+        name: str,
+        envelope: Envelope | None,
+        capture: Capture | str | None,
+        options: dict[str, Any],
+    ) -> CapturedTopic:
+        """Return the topic of a table with an envelope or a capture; complete the options of the topic."""
+        if capture is None:
+            return CapturedTopic(name, envelope_options(envelope, name))
+        if envelope is not None:
+            raise ConfigError(
+                f"The table {name!r} has a capture and an envelope. The capture says what its records are: leave the "
+                "envelope out."
+            )
+        found = captured_topic(capture, name, self.log)
+        if found.partitions is not None:
+            options.setdefault("partitions", found.partitions)
+        options.setdefault("bad", "stop")
+        return found
 
     def _transaction_group(self, topic: str | None) -> TransactionGroup | None:
         """Return the step that the tables of a topic of transactions share."""
@@ -318,6 +355,37 @@ class App(AppDeclaration):
         """
         kernel, shape = build_static_table(rows, key, name, self.names)
         return Table(self, OperatorNode((), kernel), shape)
+
+    def view_table(self, view: View, *, name: str | None = None) -> Table:
+        """Make a table that follows a view of another app: it has the view's rows, and changes as they do.
+
+        Args:
+            view: A view, opened with ``ms.view("prices", app="shop")``; of this log, another one, or a database.
+            name: The table's name in ledger and errors; by default ``view`` and the view's.
+
+        While the app runs, the view's changes are copied into a topic of its log, ``<app>.view.<other app>.<view>``, once
+        and in the order of the view; the table is that topic's. So what the app saw is in its log, and
+        a replay gives the same. At the start of a run all that the view has by then is there. A view that was created
+        again, or has forgotten changes that were not copied yet, is compared with the topic as a whole.
+        The key is the view's. Lists and structs are JSON text, as they are in views.
+
+        Raises:
+            ConfigError: it is a view of this app, or has no key. When it runs: the view was given other columns.
+
+        Example::
+
+            prices = app.view_table(ms.view("prices", app="shop"))
+            orders.lookup(prices, on="item").view("orders_with_prices", key="id")
+        """
+        made = build_view_table(self, view, name)
+        if made.topic.name in self.topics:
+            raise ConfigError(
+                f"The view {view.name!r} of the app {view.app!r} is followed twice. Use the first table."
+            )
+        self.topics[made.topic.name] = made.topic
+        self.partitions[made.topic.name] = made.topic.partitions
+        self.followed = (*self.followed, made.followed)
+        return made.table
 
     def spark_session(
         self,
@@ -526,6 +594,8 @@ class App(AppDeclaration):
                     on_phase=live.phase,
                     on_notice=live.note,
                 )
+            stop_request = stop_request_file(self.folder.absolute())
+            stack.enter_context(Followers(self.log, self.followed, stop_request))
             report = run_job(self.job(), options)
         with suppress(
             RetriableError

@@ -187,8 +187,12 @@ def build_captured_table(
     time: Column | None,
     watermark: WatermarkRule,
     code: UserCode,
+    captured: bool = False,
 ) -> Table:
     """Make the table of a topic whose records are Debezium's envelopes.
+
+    Args:
+        captured: They are written by our own capture, with the time of the change.
 
     Raises:
         ConfigError: the options do not fit the table.
@@ -196,7 +200,9 @@ def build_captured_table(
     names, columns = topic.app.names, columns_of(topic.fields)
     shape = StreamShape(columns, names=names)
     _check_table(topic, key, shape)
-    event_time = _event_time(topic, time, watermark, by_transactions=group is not None)
+    event_time = None
+    if not captured or time is not None:
+        event_time = _event_time(topic, time, watermark, by_transactions=group is not None)
     values = DebeziumFormat(
         tuple(one for name in key for one in topic.fields if one.name == name),
         _encodings(topic.fields, options, topic.name),
@@ -216,15 +222,17 @@ def build_captured_table(
     name = names.unique(f"table by {', '.join(key)}")
     kernel = CapturedTable(name, key, tuple(columns.items()))
     table = table_shape(shape, key, not_null=True)
-    if group is not None:
-        number = group.add(source, _collection(topic.name, options))
-        kernel = replace(kernel, transactions=True, number=number)
-        return Table(topic.app, OperatorNode((source, group.node), kernel), table)
-    versions = replace(kernel, name=names.unique(f"versions of {topic.name}"), versions=True)
-    node = OperatorNode((source,), versions)
-    code = replace(code, step=kernel.name)
-    origin = TableOrigin(node, columns, None, by_offset=True, lateness_us=0, code=code)
-    return Table(topic.app, OperatorNode((source,), kernel), table, origin=origin)
+    origin: TableOrigin | None = None
+    if group is None or (captured and topic.partitions == 1):  # offsets order all records
+        versions = replace(kernel, name=names.unique(f"versions of {topic.name}"), versions=True)
+        node = OperatorNode((source,), versions)
+        code = replace(code, step=kernel.name)
+        origin = TableOrigin(node, columns, None, by_offset=True, lateness_us=0, code=code)
+    if group is None:
+        return Table(topic.app, OperatorNode((source,), kernel), table, origin=origin)
+    number = group.add(source, _collection(topic.name, options))
+    kernel = replace(kernel, transactions=True, number=number)
+    return Table(topic.app, OperatorNode((source, group.node), kernel), table, origin=origin)
 
 
 def _check_table(topic: Topic, key: tuple[str, ...], shape: StreamShape) -> None:

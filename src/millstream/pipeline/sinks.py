@@ -29,8 +29,8 @@ from millstream.pipeline.graph import GraphNode, Output
 from millstream.pipeline.shape import StreamShape
 from millstream.views.address import parse_store
 from millstream.views.postgres.view_table import check_key_columns, check_view_name
+from millstream.views.retractions import DIFF_COLUMN
 from millstream.views.sinks.foreach import ForeachContext
-from millstream.views.sinks.retractions import DIFF_COLUMN
 from millstream.views.store_location import is_database
 
 CLEANUPS = get_args(Cleanup)

@@ -21,8 +21,8 @@ from millstream.pipeline.checks import require_unreserved, span_us, type_of
 from millstream.pipeline.expressions import Column, as_expression
 from millstream.pipeline.shape import StepNames, StreamShape
 from millstream.views.reader import View
+from millstream.views.retractions import DIFF_COLUMN
 from millstream.views.sinks.dataset import Dataset
-from millstream.views.sinks.retractions import DIFF_COLUMN
 
 RowsKept = Literal["latest", "all"]
 STATIC_BYTES_MAX = 16 << 20  # of rows that travel with a plan

@@ -24,6 +24,7 @@ from millstream.sourcing.aggregate import Folding
 from millstream.sourcing.decider import check_decider
 from millstream.sourcing.event_types import EventTypes
 from millstream.sourcing.folder_partition import FolderPartition
+from millstream.sourcing.forgetting import ForgetReport, check_subjects, forget_subjects
 from millstream.sourcing.kafka_partition import KafkaPartition
 from millstream.sourcing.lane import Lane, OnConflict, PendingCommand
 from millstream.sourcing.partition_log import PartitionLog
@@ -57,17 +58,6 @@ class LoadedAggregate:
     stream_id: str
     version: int
     state: Any
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetReport:
-    """What became of a subject's personal data: a line for each place where it was."""
-
-    subject: str
-    places: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return "\n".join((f"subject {self.subject!r} is forgotten", *self.places))
 
 
 def _wall_clock_ms() -> int:
@@ -349,41 +339,42 @@ class EventStore:
         """
         return ProjectionRun(self, projection, into, rebuild=rebuild)
 
-    def forget(self, subject: str, *, projections: Sequence[ProjectionRun] = ()) -> ForgetReport:
+    def forget(
+        self,
+        subject: str | Sequence[str],
+        *,
+        projections: Sequence[ProjectionRun] = (),
+        remove: bool = False,
+    ) -> ForgetReport:
         """Make the personal fields of a subject unreadable, wherever they were copied to, for good.
 
         The subject's keys are destroyed; from then on the events have the values that were registered for the
         forgotten. Aggregate snapshots, which have them in clear, are deleted, and are made again. Projections
         are called to forget, or rebuilt if they cannot. Calling it again finishes what a crash left.
 
-        What it does not reach: projections that are not given; other processes, which hold aggregates in
-        memory until they end; what was made from the events elsewhere; old backups of the key store.
+        The topic is read through, to say where the data was. What is not reached is in the report's
+        ``remaining``.
 
         Args:
+            subject: One subject, or several.
             projections: Those with data of the subject.
+            remove: Remove the bytes, too: of what was sealed, of personal fields that earlier events have in clear,
+                and of recorded rejections that name the subject. Closed segments are written anew, with every
+                offset kept; so give several subjects at once if you can. Others may read and write meanwhile.
 
         Raises:
-            ConfigError: the store was opened without ``keys``.
+            ConfigError: the store was opened without ``keys``; or bytes are to be removed from brokers, which
+                cannot do that. Nothing was done.
+            DiskFullError: there was no room to write segments anew; the keys are destroyed. Make room, and
+                call it again.
         """
         if self._keys is None:
             raise ConfigError(
                 "this store has no keys, so nothing in it is sealed; open it with keys='keys.db', and register "
                 "personal fields"
             )
-        report = [f"{self.path_of_keys}: {self._keys.destroy(subject)} keys destroyed"]
-        for number in range(self.partitions):
-            count = self.lane(number).forget_states()
-            report.append(f"index of {self.topic}/{number}: {count} aggregate snapshots deleted")
-        report += [one.forget(subject) for one in projections]
-        report.append(
-            f"topic {self.topic!r}, its archives and backups: what was sealed stays, and cannot be opened"
-        )
-        return ForgetReport(subject, tuple(report))
-
-    @property
-    def path_of_keys(self) -> Path | None:
-        """The file of the keys."""
-        return None if self._keys is None else self._keys.path
+        subjects = check_subjects(subject)
+        return forget_subjects(self, self._keys, subjects, projections, remove=remove)
 
     def verify_snapshots(self) -> Iterator[tuple[str, str | None]]:
         """Compare every aggregate snapshot with a full fold: yield each stream, and what is wrong or None.

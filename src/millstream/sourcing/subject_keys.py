@@ -128,6 +128,8 @@ class SubjectKeys:
         """
         store_id, _, rest = sealed.partition(":")
         number, _, text = rest.partition(":")
+        if not text:
+            return forgotten  # its bytes were removed; see forgetting
         if store_id != self.store_id:
             raise self._lost(f"is sealed with a key of the key store {store_id}")
         row = self._db_row(int(number))
@@ -160,10 +162,26 @@ class SubjectKeys:
                 "UPDATE subject_keys SET secret = NULL WHERE subject = ? AND secret IS NOT NULL",
                 (subject,),
             ).rowcount
-            self._db.execute("UPDATE about SET value = value + 1 WHERE name = 'forgets'")
+            self._announce()
             self._db.execute("COMMIT")
             self._empty_wal()
             return count
+
+    def destroyed(self, subject: str) -> list[int]:
+        """Return the numbers of the keys of a subject that were destroyed."""
+        with self._lock:
+            rows = self._db.execute(
+                "SELECT number FROM subject_keys WHERE subject = ? AND secret IS NULL", (subject,)
+            )
+            return [row[0] for row in rows]
+
+    def announce(self) -> None:
+        """Have everybody drop what they have decoded."""
+        with self._lock:
+            self._announce()
+
+    def _announce(self) -> None:
+        self._db.execute("UPDATE about SET value = value + 1 WHERE name = 'forgets'")
 
     def _empty_wal(self) -> None:
         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

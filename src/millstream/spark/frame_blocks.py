@@ -23,6 +23,7 @@ import pickle
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -48,6 +49,16 @@ _WORK_SCHEMA = f"{_PART} int, {_TABLE} int, {_NUMBER} long, frame binary"
 _WORK = -1  # the table of a row that is the work of a task
 
 RunTask = Callable[[list[Any]], Iterable[FrameRow]]
+
+
+class NumberedFrame(NamedTuple):
+    """A frame, and its place in the order of the batch."""
+
+    number: int
+    row: FrameRow
+
+
+FrameFunction = Callable[[Iterator[NumberedFrame]], Iterable[FrameRow]]
 
 
 class _BlockName(NamedTuple):
@@ -139,6 +150,33 @@ class FrameBlocks:
             for row, name in zip(rows, names, strict=True)
         ]
 
+    def map(self, function: FrameFunction, rows: Sequence[FrameRow]) -> list[FrameRow]:
+        """Call a function with the frames of rows, in tasks where they are; return what it gives, as :meth:`collect`.
+
+        With the small frames, which are here, it is called here.
+        """
+        here: list[NumberedFrame] = []
+        places: dict[tuple[int, int], tuple[int, _BlockName]] = {}
+        for number, row in enumerate(rows):
+            name = _BlockName.of(row.frame)
+            if name is None:
+                here.append(NumberedFrame(number, row))
+            else:
+                places[name.table, name.number] = number, name
+        made = function(iter(here)) if here else ()
+        out = [row._replace(frame=bytes(row.frame)) for row in made]
+        if places:
+            ports = sorted({row.port for row in rows})
+            parts = [
+                self._tables[table]
+                .where(_is_named() & F.col("port").isin(*ports))
+                .select("port", F.lit(table).alias(_TABLE), _NUMBER, "frame", "bucket")
+                for table in sorted({table for table, _ in places})
+            ]
+            wanted = reduce(lambda one, other: one.unionByName(other), parts)
+            out += self.collect(wanted.mapInArrow(_map_task(function, places), FRAME_SCHEMA))
+        return out
+
     def run_tasks(
         self, run: RunTask, parts: Sequence[Sequence[Any]], ports: Iterable[int]
     ) -> list[FrameRow]:
@@ -216,6 +254,26 @@ def _task(run: RunTask) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Reco
                     frames[table, number] = memoryview(frame.as_buffer())
         for part in parts:
             yield from record_batches(iter(run([_with_frames(work, frames) for work in part])))
+
+    return task
+
+
+def _map_task(
+    function: FrameFunction, places: dict[tuple[int, int], tuple[int, _BlockName]]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function that calls ``function`` with the frames of one Spark partition."""
+
+    def frames(batches: Iterator[pa.RecordBatch]) -> Iterator[NumberedFrame]:
+        for batch in batches:
+            ports, tables, numbers, buckets = (batch.column(at).to_pylist() for at in (0, 1, 2, 4))
+            for at, place in enumerate(zip(tables, numbers, strict=True)):
+                if place in places:
+                    number, name = places[place]
+                    frame = name.check(memoryview(batch.column(3)[at].as_buffer()))
+                    yield NumberedFrame(number, FrameRow(ports[at], buckets[at], frame))
+
+    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from record_batches(iter(function(frames(batches))))
 
     return task
 

@@ -22,6 +22,7 @@ from pyspark.errors import PySparkException
 from millstream.client import connect
 from millstream.client.address import absolute_address
 from millstream.client.open import open_reader
+from millstream.client.reader import Reader
 from millstream.errors import ConfigError, FencedError, TopicRecreatedError
 from millstream.kernels.frames import plain_schema
 from millstream.kernels.plan import JobPlan
@@ -33,12 +34,15 @@ from millstream.spark.dataframes import add_dataframe, add_native_step, to_dataf
 from millstream.spark.failures import to_millstream_error
 from millstream.spark.frame_blocks import FrameBlocks
 from millstream.spark.frame_files import FrameFiles
+from millstream.spark.frame_tasks import FrameTasks
 from millstream.spark.job_metadata import (
     JobMetadata,
     check_checkpoint_current,
     load_or_create_checkpoint_id,
     load_or_create_job_metadata,
 )
+from millstream.spark.output_tasks import OutputTasks
+from millstream.spark.rescale import divide_state
 from millstream.spark.runtime.session import cores_available, start_session, stop_session
 from millstream.spark.serializable import check_serializable
 from millstream.spark.sink import CommitSink
@@ -47,8 +51,10 @@ from millstream.spark.source.event_times import EventTimesFile
 from millstream.spark.source.offsets import planned_at
 from millstream.spark.source.planner import SourceSpec
 from millstream.spark.stages.executor import StageExecutor
+from millstream.spark.stages.journal_place import JournalPlace
 from millstream.spark.state_place import begin_at_place, load_or_create_place
 from millstream.spark.topic_ids import check_same_topics, save_topic_ids
+from millstream.spark.whole_topics import check_not_compacted
 from millstream.views.commit.committer import BatchCommitter
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.runs.control_files import (
@@ -60,6 +66,7 @@ from millstream.views.runs.control_files import (
 from millstream.views.runs.dead_letter_share import DeadLetterShare
 from millstream.views.runs.failure import record_failure
 from millstream.views.runs.progress import Progress, Report, Until, describe_created_topic
+from millstream.views.runs.skew import SkewWatch
 from millstream.views.schema import JOB
 from millstream.views.sink import RunStart
 from millstream.views.state_store.store import StateStore
@@ -134,6 +141,7 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
     created = _create_topics(job)
     for name in created.names:
         options.on_notice(describe_created_topic(name, created.others))
+    check_not_compacted(plan, log)
     with open_committer(plan, job.state_store, job.log, options.on_notice) as committer:
         # before this run replaces another one, or is noted as begun
         place = load_or_create_place(job.app, committer.state_store, job.state, job.folder)
@@ -153,22 +161,17 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
         check_checkpoint_current(job.folder, next_batch_id, job.state_store)
         if place is not None:
             begin_at_place(place, committer)
+        divide_state(
+            committer.state_store,
+            RunStart(job.app, JOB, committer.run, checkpoint.load_or_create_id()),
+            plan,
+            metadata,
+            next_batch_id=next_batch_id,
+            journals=JournalPlace(_runs(job), place),
+        )
         watermark = watermark_before(committer.state_store, job.app)
         FrameFiles(_frames(job) / "0").remove_earlier_runs()
-        share = shares_disk(options.master, plan, place)
-        frame_files = FrameFiles(_frames(job) / str(committer.run) if share else None)
-        sink = CommitSink(
-            plan,
-            committer,
-            log,
-            options.on_progress,
-            EventTimesFile(_event_times(job)),
-            frame_files,
-            DeadLetterShare(options.dead_max, options.on_alarm),
-            partial(planned_at, job.folder / "checkpoint"),
-            None if share else FrameBlocks(),
-            checkpoint.save,
-        )
+        sink = _make_sink(options, log, place, checkpoint)
         running.enter_context(hold_run_lock(job.folder, committer.run))
         check_no_reset(job.folder)  # again, now that a reset would see this run
         try:
@@ -182,6 +185,27 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
     read = {source.topic for source in plan.sources}
     empty = tuple(name for name in created.names if name in read)
     return replace(report, created_topics=empty, other_topics=created.others)
+
+
+def _make_sink(
+    options: RunOptions, log: Reader, place: StatePlace | None, checkpoint: _CheckpointStore
+) -> CommitSink:
+    """Make what Spark calls with each batch of a run that has begun."""
+    job, committer = checkpoint.job, checkpoint.committer
+    share = shares_disk(options.master, committer.plan, place)
+    return CommitSink(
+        committer.plan,
+        committer,
+        log,
+        options.on_progress,
+        EventTimesFile(_event_times(job)),
+        FrameFiles(_frames(job) / str(committer.run) if share else None),
+        DeadLetterShare(options.dead_max, options.on_alarm),
+        SkewWatch(options.on_notice),
+        partial(planned_at, job.folder / "checkpoint"),
+        None if share else FrameBlocks(),
+        checkpoint.save,
+    )
 
 
 @dataclass(frozen=True)
@@ -271,8 +295,17 @@ def shares_disk(master: str | None, plan: JobPlan, place: StatePlace | None) -> 
 
     They have it on this machine, and on a cluster where they keep the runs of state there.
     """
-    local = master is None or re.fullmatch(r"local(\[.*\])?", master) is not None
-    return local or (place is None and bool(plan.stages))
+    return is_one_machine(master) or (place is None and bool(plan.stages))
+
+
+def tasks_write_outputs(master: str | None) -> bool:
+    """Return whether tasks write the large outputs of a batch: on a cluster; else the driver writes all."""
+    return not is_one_machine(master)
+
+
+def is_one_machine(master: str | None) -> bool:
+    """Return whether Spark runs in this process and its workers alone."""
+    return master is None or re.fullmatch(r"local(\[.*\])?", master) is not None
 
 
 def build_frames(
@@ -361,6 +394,8 @@ class _Query:
         )
         if self.plan.stages:
             self.sink.stages = self._stages()
+        if tasks_write_outputs(self.options.master):
+            self.sink.outputs = self._outputs()
         writer = (
             frames.writeStream.queryName(self.job.app)
             .foreachBatch(self.sink)
@@ -387,6 +422,15 @@ class _Query:
             self.place,
             self.sink.blocks,
         )
+
+    def _outputs(self) -> OutputTasks:
+        tasks = FrameTasks(
+            self.spark.sparkContext,
+            self.options.cores or cores_available(),  # no state: buckets do not bound it
+            self.sink.frame_files,
+            self.sink.blocks,
+        )
+        return OutputTasks(self.plan, tasks, self.sink.committer.stager, self.options.on_notice)
 
     def _wait(self, query: StreamingQuery) -> str:
         """Wait for the end: the query's own, a time, a condition, a request, or Ctrl-C."""

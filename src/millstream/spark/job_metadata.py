@@ -29,17 +29,21 @@ CHECKPOINT_ID_FILE = "millstream-checkpoint-id"
 
 @dataclass(frozen=True)
 class JobMetadata:
-    """How an app's state is divided. All but ``partitions`` is fixed when the state is created.
+    """How an app's state is divided. A rescale changes the number of buckets and of partitions; the rest is fixed.
 
-    ``partitions`` is the number of tasks that work on a large batch; a rescale changes it.
+    ``partitions`` is the number of tasks that work on a large batch.
     ``shuffle_partitions`` is its first value: native steps may hold state of Spark's own, which is divided
-    by it. ``hash_seed`` is that of all hashes of keys.
+    by it. ``hash_seed`` is that of all hashes of keys. ``state_buckets`` is how many buckets the manifests are of, until
+    the next run has made those of ``bucket_count``, and ``declared_buckets`` what the app asked for when its state was
+    created; 0: the same.
     """
 
     bucket_count: int
     partitions: int
     shuffle_partitions: int
     hash_seed: int = 0
+    state_buckets: int = 0
+    declared_buckets: int = 0
 
     @property
     def partitioning(self) -> dict[str, int]:
@@ -60,12 +64,13 @@ def load_or_create_job_metadata(
         # Some outputs may have the first batch already, which must be the same when it is repeated.
         seed = _stored_hash_seed(app, location)
         return wanted if seed is None else replace(wanted, hash_seed=seed)
-    if stored.bucket_count != wanted.bucket_count:
+    declared = stored.declared_buckets or stored.bucket_count
+    if wanted.bucket_count not in (declared, stored.bucket_count):
         place = place_of(location)
         raise ConfigError(
             f"The app's state in {place} is divided into {stored.bucket_count} buckets and the app "
-            f"asks for {wanted.bucket_count}. Use buckets={stored.bucket_count}, give the app another "
-            f"name to build its state again beside the old, or start over: {reset_command(place)}."
+            f"asks for {wanted.bucket_count}. Use buckets={declared}, and divide the state by millstream rescale {app} "
+            f"--buckets {wanted.bucket_count}; or start over: {reset_command(place)}."
         )
     return stored
 
@@ -91,8 +96,8 @@ def _stored_hash_seed(app: str, location: StoreLocation) -> int | None:
     return None if program is None else program.partitioning.get("hash_seed")
 
 
-def save_partitions(app: str, location: StoreLocation, metadata: JobMetadata) -> None:
-    """Store another number of tasks that share the buckets."""
+def save_job_metadata(app: str, location: StoreLocation, metadata: JobMetadata) -> None:
+    """Store other numbers of buckets and of tasks that share them, for the next run."""
     with open_state_store(location) as state_store:
         state_store.set_partitioning(app, JOB, metadata.partitioning)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -9,12 +10,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from millstream.client.reader import Reader
+from millstream.errors import StagedRowsLostError
 from millstream.kernels.dedup.operator import FALSE_POSITIVE_RATE
 from millstream.kernels.frames import FrameRow
 from millstream.kernels.plan import JobPlan
 from millstream.object_store.store import RequestCounts
 from millstream.spark.frame_blocks import FrameBlocks
 from millstream.spark.frame_files import FrameFiles
+from millstream.spark.output_tasks import OutputTasks
 from millstream.spark.source.event_times import EventTimesFile
 from millstream.spark.stages.executor import Manifests, StageExecutor
 from millstream.views.commit.committer import BatchCommitter, BatchResult, collect_results
@@ -22,10 +25,14 @@ from millstream.views.commit.time_status import time_status
 from millstream.views.position import merge_positions
 from millstream.views.runs.dead_letter_share import DeadLetterShare
 from millstream.views.runs.progress import Progress
+from millstream.views.runs.skew import SkewWatch
 from millstream.views.schema import JOB
+from millstream.views.staging import StagedRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -56,7 +63,8 @@ class CommitSink:
 
     Spark may call it again with a batch that was committed before a crash: the fence is found, and nothing
     is done. ``stages`` is set before the first batch if the plan has any. Large frames are in ``blocks``, if it is
-    given, and otherwise in ``frame_files``. ``on_begin`` is called before anything is done for a batch.
+    given, and otherwise in ``frame_files``. ``outputs`` has tasks write large outputs; None: the driver writes
+    all. ``on_begin`` is called before anything is done for a batch.
     """
 
     plan: JobPlan
@@ -66,10 +74,12 @@ class CommitSink:
     event_times: EventTimesFile
     frame_files: FrameFiles
     dead_letter_share: DeadLetterShare = field(default_factory=lambda: DeadLetterShare(1.0))
+    skew: SkewWatch = field(default_factory=lambda: SkewWatch(_log.warning))
     planned_at: Callable[[int], float | None] = lambda _batch_id: None
     blocks: FrameBlocks | None = None
     on_begin: Callable[[int], None] = lambda _batch_id: None
     stages: StageExecutor | None = None
+    outputs: OutputTasks | None = None
     totals: RunTotals = field(default_factory=RunTotals)
     error: BaseException | None = None
     _ended: float = field(default_factory=time.monotonic)
@@ -88,12 +98,15 @@ class CommitSink:
             return
         self.on_begin(batch_id)
         blocks = self.blocks
-        rows: Sequence[FrameRow] = collect(frames) if blocks is None else blocks.collect(frames)
+        given: Sequence[FrameRow] = collect(frames) if blocks is None else blocks.collect(frames)
         state: Manifests = {}
         if self.stages is not None:
-            rows, state = self.stages.run(batch_id, rows)
-        rows = [self.frame_files.get(row) for row in rows] if blocks is None else blocks.get(rows)
-        result = collect_results(self.plan, rows)
+            given, state = self.stages.run(batch_id, given)
+        left, staged = given, dict[str, StagedRows]()
+        if self.outputs is not None:
+            left, staged = self.outputs.stage(batch_id, given)
+        rows = self._fetch(left)
+        result = collect_results(self.plan, rows, staged)
         progress = self._progress(result, batch_id)
         if self._time is None:
             self._time = self.committer.state_store.status(self.plan.app, JOB)
@@ -104,7 +117,11 @@ class CommitSink:
             "gauges": result.gauges,
             **time_part,
         }
-        self.committer.commit(batch_id, result, status, state)
+        try:
+            self.committer.commit(batch_id, result, status, state)
+        except StagedRowsLostError:  # sinks that have the batch find their fences
+            result = collect_results(self.plan, self._fetch(given))
+            self.committer.commit(batch_id, result, status, state)
         if self.stages is not None:
             self.stages.on_commit()
         self.event_times.add(rows)
@@ -114,8 +131,15 @@ class CommitSink:
         self._time = time_part
         self.totals.add(progress)
         self.dead_letter_share.observe(result.step_counts)
+        self.skew.observe(result.hot_keys, result.sent)
         if self.on_progress is not None:
             self.on_progress(progress)
+
+    def _fetch(self, rows: Sequence[FrameRow]) -> Sequence[FrameRow]:
+        """Return rows with their frames."""
+        if self.blocks is not None:
+            return self.blocks.get(rows)
+        return [self.frame_files.get(row) for row in rows]
 
     def _progress(self, result: BatchResult, batch_id: int) -> Progress:
         began, self._ended = self._batch_start(batch_id), time.monotonic()
@@ -126,7 +150,7 @@ class CommitSink:
             at=datetime.now(UTC),
             duration_ms=(self._ended - began) * 1000,
             read=result.read(self.plan),
-            emitted=sum(rows.height for rows in result.rows.values()),
+            emitted=result.emitted,
             held=result.total("held"),
             late=result.late(self.plan),
             filtered=result.total("filtered"),

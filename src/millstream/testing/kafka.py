@@ -1,7 +1,6 @@
 """An Apache Kafka node for tests: a real one, in a temporary folder, on free ports of this machine.
 
-Maven fetches its jars once, from the repository that Maven is configured for, and they are kept in the user's
-cache; otherwise the node needs only Java. It is broker and controller in one, with a replication factor of 1,
+Maven fetches its jars once (``maven.py``); otherwise the node needs only Java. It is broker and controller in one, with a replication factor of 1,
 small internal topics, and maintenance every second instead of every five minutes.
 """
 
@@ -23,32 +22,17 @@ from typing import Self
 from millstream.errors import EnvironmentProblem
 from millstream.spark.runtime.java import find_java
 from millstream.testing.free_ports import free_ports
+from millstream.testing.maven import JavaProgram
 
 VERSION = "4.3.1"
-_FETCH_S = 600.0
 _START_S = 60.0
 _STOP_S = 20.0
 _HEAP = "-Xmx512m"
-_POM = f"""\
-<project xmlns="http://maven.apache.org/POM/4.0.0">
-  <modelVersion>4.0.0</modelVersion>
-  <groupId>millstream.testing</groupId>
-  <artifactId>kafka</artifactId>
-  <version>1</version>
-  <dependencies>
-    <dependency>
-      <groupId>org.apache.kafka</groupId>
-      <artifactId>kafka_2.13</artifactId>
-      <version>{VERSION}</version>
-    </dependency>
-    <dependency>
-      <groupId>org.slf4j</groupId>
-      <artifactId>slf4j-nop</artifactId>
-      <version>1.7.36</version>
-    </dependency>
-  </dependencies>
-</project>
-"""
+_KAFKA = JavaProgram(
+    f"Apache Kafka {VERSION}",
+    f"kafka-{VERSION}",
+    (f"org.apache.kafka:kafka_2.13:{VERSION}", "org.slf4j:slf4j-nop:1.7.36"),
+)
 _SETTINGS = {
     "process.roles": "broker,controller",
     "node.id": "1",
@@ -76,13 +60,7 @@ _SETTINGS = {
 
 def why_not(env: Mapping[str, str] = os.environ) -> str:
     """Return what is missing on this machine for a node; "" if nothing is."""
-    try:
-        find_java(env)
-    except EnvironmentProblem as problem:
-        return str(problem)
-    if _whole(_jars_folder(env)) or shutil.which("mvn", path=env.get("PATH")):
-        return ""
-    return "Maven (mvn), which fetches Apache Kafka, is not installed: on Debian, apt install maven"
+    return _KAFKA.why_not(env)
 
 
 def jars(env: Mapping[str, str] = os.environ) -> Path:
@@ -91,47 +69,7 @@ def jars(env: Mapping[str, str] = os.environ) -> Path:
     Raises:
         EnvironmentProblem: Maven is not installed, or could not fetch them; the message has its output.
     """
-    folder = _jars_folder(env)
-    if _whole(folder):
-        return folder
-    missing = why_not(env)
-    if missing:
-        raise EnvironmentProblem(missing)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # 1. Fetch into a folder of its own. A crash leaves it behind, and nobody reads it.
-    # 2. Rename it. A crash leaves no jars, or all; whoever was quicker has the same.
-    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix="kafka-"))
-    try:
-        (made / "pom.xml").write_text(_POM)
-        _fetch(made)
-        if not _whole(folder):
-            (made / "libs").rename(folder)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-    return folder
-
-
-def _fetch(folder: Path) -> None:
-    command = ["mvn", "-q", "-B", "-f", str(folder / "pom.xml"), "dependency:copy-dependencies"]
-    command += ["-DincludeScope=runtime", f"-DoutputDirectory={folder / 'libs'}"]
-    try:
-        done = subprocess.run(  # noqa: S603 - Maven, with our arguments
-            command, capture_output=True, check=False, timeout=_FETCH_S
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise EnvironmentProblem(f"Maven could not fetch Apache Kafka: {error}") from error
-    if done.returncode:
-        output = (done.stdout + done.stderr).decode(errors="replace")[-1000:]
-        raise EnvironmentProblem(f"Maven could not fetch Apache Kafka {VERSION}: {output}")
-
-
-def _jars_folder(env: Mapping[str, str]) -> Path:
-    cache = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME") or "~").expanduser() / ".cache")
-    return Path(cache) / "millstream" / f"kafka-{VERSION}"
-
-
-def _whole(folder: Path) -> bool:
-    return any(folder.glob(f"kafka_2.13-{VERSION}.jar"))
+    return _KAFKA.jars(env)
 
 
 class ApacheKafka:

@@ -18,8 +18,10 @@ from millstream.errors import ConfigError
 from millstream.kernels.frames import FrameRow
 from millstream.kernels.ingest import Ingest, SplitInput
 from millstream.kernels.plan import JobPlan, SourcePlan
+from millstream.kernels.rescale import rescale_manifests
 from millstream.kernels.stage import run_stage
 from millstream.kernels.state.journal import MemoryJournal
+from millstream.kernels.state.keyhash import Buckets
 from millstream.kernels.state.sorted_runs import MemoryRunStore
 from millstream.kernels.time.split_clocks import PartitionPunctuation
 from millstream.kernels.time.watermarks import PartitionProgress, SourceTime, idle_partitions
@@ -38,11 +40,15 @@ CRASH_POINTS: tuple[CrashPoint, ...] = get_args(CrashPoint)
 
 @dataclass
 class MemoryBucketState:
-    """The state of one stage in one bucket, in memory, and the journals of the batch."""
+    """The state of one stage in one bucket, in memory, and the journals of the batch.
+
+    Names of new runs begin with ``prefix``.
+    """
 
     stored: bytes | None = None
     stores: dict[str, MemoryRunStore] = field(default_factory=dict)
     journals: MemoryJournal = field(default_factory=MemoryJournal)
+    prefix: str = "m"
 
     def manifest(self) -> bytes | None:
         return self.stored
@@ -51,7 +57,7 @@ class MemoryBucketState:
         self.stored = manifest
 
     def runs(self, key: str) -> MemoryRunStore:
-        return self.stores.setdefault(key, MemoryRunStore())
+        return self.stores.setdefault(key, MemoryRunStore(prefix=self.prefix))
 
     def journal(self, key: str) -> MemoryJournal:
         return replace(self.journals, scope=(*self.journals.scope, key))
@@ -59,10 +65,9 @@ class MemoryBucketState:
     def copy(self) -> MemoryBucketState:
         """Return an independent copy. Runs never change, so they are shared; journals outlive a crash."""
         stores = {
-            key: MemoryRunStore(dict(store.tables), store.saved)
-            for key, store in self.stores.items()
+            key: replace(store, tables=dict(store.tables)) for key, store in self.stores.items()
         }
-        return MemoryBucketState(self.stored, stores, self.journals)
+        return replace(self, stores=stores)
 
 
 @dataclass
@@ -140,8 +145,11 @@ class KernelEngine:
     batch_id: int = 0
     journal: MemoryJournal = field(default_factory=MemoryJournal)  # outlives crashes
     log: Path | None = None  # what topics are written to; by default the folder of the views
+    buckets: Buckets = field(init=False)
+    rescales: int = 0
 
     def __post_init__(self) -> None:
+        self.buckets = self.plan.buckets
         if self.plan.natives:
             raise ConfigError(
                 f"The app has a native Spark step, {self.plan.natives[0].name!r}. Run it with "
@@ -200,6 +208,7 @@ class KernelEngine:
     ) -> None:
         """Run a batch up to a point; undo what was not committed by then."""
         states = {place: state.copy() for place, state in self.states.items()}
+        buckets = self.buckets
         read = [(p, p.taken, p.active_ms) for logs in self.logs.values() for p in logs]
         rows = self._batch(ends)
         if point == "after the commit":
@@ -210,7 +219,7 @@ class KernelEngine:
             died = mock.patch.object(committer.state_store, "commit", side_effect=SimulatedCrash)
             with died, suppress(SimulatedCrash):
                 self._commit(committer, batch_id, rows)
-        self.states = states
+        self.states, self.buckets = states, buckets
         for partition, taken, active_ms in read:
             partition.taken, partition.active_ms = taken, active_ms
 
@@ -289,20 +298,49 @@ class KernelEngine:
         for depth, stage in enumerate(self.plan.stages):
             rows = [
                 out
-                for bucket in self.plan.buckets.numbers
+                for bucket in self.buckets.numbers
                 for out in run_stage(
                     stage,
                     bucket,
-                    self.plan.buckets,
+                    self.buckets,
                     [row for row in rows if row.bucket == bucket],
                     self._state(depth, bucket),
                 )
             ]
         return rows
 
+    def rescale(self, bucket_count: int) -> None:
+        """Divide the state into another number of buckets, between two batches."""
+        before = self.buckets.count
+        self.rescales += 1
+        self.buckets = replace(self.buckets, count=bucket_count)
+        stored = {place: state.stored for place, state in self.states.items() if state.stored}
+        tables: dict[tuple[int, str], dict[str, pa.Table]] = {}
+        for (depth, _), state in self.states.items():
+            for key, store in state.stores.items():
+                tables.setdefault((depth, key), {}).update(store.tables)
+        made = rescale_manifests(self.plan.stages, stored, before, bucket_count)
+        self.states = {
+            place: MemoryBucketState(
+                manifest,
+                {
+                    key: MemoryRunStore(dict(found), 0, self._prefix(place[1]), keeps_all=True)
+                    for (depth, key), found in tables.items()
+                    if depth == place[0]
+                },
+            )
+            for place, manifest in made.items()
+        }
+
+    def _prefix(self, bucket: int) -> str:
+        """Return how names of runs begin that no bucket has used, before a rescale or after it."""
+        return f"{self.rescales}/{bucket}/"
+
     def _state(self, depth: int, bucket: int) -> MemoryBucketState:
         """Return the state of a stage in a bucket, with the journals of the batch."""
-        state = self.states.setdefault((depth, bucket), MemoryBucketState())
+        state = self.states.setdefault(
+            (depth, bucket), MemoryBucketState(prefix=self._prefix(bucket))
+        )
         state.journals = replace(self.journal, scope=(str(self.batch_id), str(bucket)))
         return state
 
@@ -330,7 +368,7 @@ class KernelEngine:
         middle = self.dice.randint(0, len(splits))  # as if two tasks had read them
         rows: list[FrameRow] = []
         for part in (splits[:middle], splits[middle:]):
-            rows += Ingest(source, self.plan.buckets).run(part, planned)
+            rows += Ingest(source, self.buckets).run(part, planned)
         return rows
 
     def _planned(self, source: SourcePlan) -> SourceTime:

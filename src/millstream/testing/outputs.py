@@ -21,8 +21,8 @@ from millstream.kernels.plan import (
     TopicSinkSpec,
     ViewSinkSpec,
 )
+from millstream.views.retractions import DIFF_COLUMN
 from millstream.views.sinks.dataset import dataset
-from millstream.views.sinks.retractions import DIFF_COLUMN
 from millstream.views.sinks.topic_records import to_json_types
 
 RECORD_COLUMNS = ("partition", "offset", "key", "timestamp")

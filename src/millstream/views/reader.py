@@ -92,6 +92,11 @@ class View:
         return f"View({self.name!r}, app={self.app!r})"
 
     @property
+    def source(self) -> ViewReader:
+        """The store that the view is read from."""
+        return self._store
+
+    @property
     def schema(self) -> ViewSchema:
         """The view's columns, their kinds, and its key."""
         return self._store.schema(self.name)

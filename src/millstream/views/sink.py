@@ -44,18 +44,25 @@ import polars as pl
 from millstream.errors import CorruptionError
 from millstream.views.coverage import CoverageSpan, OutputSink
 from millstream.views.schema import Fence
+from millstream.views.staging import StagedRows, Stager
 
 
 @dataclass(frozen=True)
 class SinkBatch:
     """The part of a batch that goes to its sinks: rows by output, and what of the log they reflect.
 
-    ``rows`` have the output's columns and ours, whose names begin with ``__``. An output without
-    rows is not in it. ``position`` is merged into that of the batches before.
+    ``rows`` have the output's columns and ours, whose names begin with ``__``. An output is in ``staged`` instead
+    if tasks have written its rows, and in neither if it has none. ``position`` is merged into that of the
+    batches before.
     """
 
     rows: Mapping[str, pl.DataFrame] = field(default_factory=dict)
     position: Mapping[str, Any] = field(default_factory=dict)
+    staged: Mapping[str, StagedRows] = field(default_factory=dict)
+
+    def has(self, output: str) -> bool:
+        """Return whether there are rows of an output."""
+        return output in self.rows or output in self.staged
 
 
 @dataclass(frozen=True)
@@ -127,6 +134,12 @@ class Sink(Protocol):
 
     def participates(self, part: SinkBatch) -> bool:
         """Return whether this batch has a part for the sink. Depends on nothing but the batch."""
+
+    def stager(self, fence: Fence, output: str) -> Stager | None:
+        """Return what stages rows of one of the sink's outputs in a batch that is about to be committed.
+
+        None if the output is not this sink's, or the driver has to give it its rows.
+        """
 
     def commit(self, fence: Fence, part: SinkBatch) -> bool:
         """Commit the sink's part with its fence, all or nothing; durable on return.

@@ -3,41 +3,25 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from unit.sourcing.club import (
+    ADA,
+    BOB,
+    CLUB,
+    SECRETS,
+    Joined,
+    event_types,
+    files_with,
+    open_club,
+)
 
 import millstream as ms
 from millstream.sourcing.store import EventStore
 
 pytest.importorskip("cryptography")
 
-SECRETS = ("Ada Lovelace of Marylebone", "ada-lovelace@analytical.example")
-
-
-@dataclass(frozen=True)
-class Joined:
-    member: str
-    name: str
-    email: str
-    fee: int
-
-
-def event_types(**changes) -> ms.EventTypes:
-    types = ms.EventTypes()
-    personal = {"name": "forgotten", "email": ""}
-    types.register("joined", **{"subject": "member", "personal": personal, **changes})(Joined)
-    return types
-
-
-def evolve(state: dict[str, str], event: Joined) -> dict[str, str]:
-    return {**state, event.member: f"{event.name} <{event.email}> {event.fee}"}
-
-
-CLUB = ms.Decider(dict, lambda command, state: [command], evolve, state=dict[str, str])
-ADA = Joined("m1", *SECRETS, 7)
-BOB = Joined("m2", "Bob", "bob@example", 8)
 COLUMNS = {"members": "member TEXT, name TEXT"}
 
 
@@ -49,20 +33,6 @@ def note(event, tables) -> None:
 
 def erase(subject: str, tables) -> None:
     tables.execute("UPDATE {members} SET name = 'erased' WHERE member = ?", (subject,))
-
-
-def open_club(log: ms.EventLog, tmp_path: Path, **options) -> EventStore:
-    keys = tmp_path / "apart" / "keys.db"
-    given = {"keys": keys, "snapshot_every": 1, "partitions": 2, **options}
-    return EventStore(log, "club", CLUB, event_types(), **given)
-
-
-def files_with(folder: Path, text: str) -> list[str]:
-    return [
-        path.name
-        for path in folder.rglob("*")
-        if path.is_file() and text.encode() in path.read_bytes()
-    ]
 
 
 def test_no_file_has_anything_of_a_forgotten_subject(log: ms.EventLog, tmp_path: Path) -> None:
@@ -86,8 +56,10 @@ def test_no_file_has_anything_of_a_forgotten_subject(log: ms.EventLog, tmp_path:
             tmp_path / "log/t", tmp_path / "backup"
         )  # of the log, before it was asked for
         report = store.forget("m1", projections=[one, two])
-        assert len(report.places) == 6
+        assert len(report.places) == 7
         assert "1 keys destroyed" in str(report)
+        assert sum("2 sealed values" in one for one in report.places) == 2
+        assert sum("the bytes of 2 sealed values" in one for one in report.remaining) == 2
         assert two.query("SELECT name FROM members ORDER BY 1")[-1] == ("forgotten!",)
         assert ("erased",) in one.query("SELECT name FROM told")
         assert store.load("london").state == {

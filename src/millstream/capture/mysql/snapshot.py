@@ -47,11 +47,18 @@ def current_position(session: MariaDbSession) -> BinlogPosition:
 
 
 def read_chunk(
-    session: MariaDbSession, database: str, table: str, after: list[str] | None, limit: int
+    session: MariaDbSession,
+    database: str,
+    table: str,
+    after: list[str] | None,
+    limit: int,
+    *,
+    where: str = "",
 ) -> SnapshotChunk:
     """Return the next rows of a table in the order of its key.
 
     Args:
+        where: Of which this expression is true; empty for all.
         after: The key that the last chunk ended with, None for the first one.
 
     Raises:
@@ -60,13 +67,19 @@ def read_chunk(
     """
     session.rows("START TRANSACTION WITH CONSISTENT SNAPSHOT")
     try:
-        return _read(session, database, table, after, limit)
+        return _read(session, database, table, after, limit, where=where)
     finally:
         session.rows("ROLLBACK")
 
 
 def _read(
-    session: MariaDbSession, database: str, table: str, after: list[str] | None, limit: int
+    session: MariaDbSession,
+    database: str,
+    table: str,
+    after: list[str] | None,
+    limit: int,
+    *,
+    where: str,
 ) -> SnapshotChunk:
     status = dict(session.rows("SHOW STATUS LIKE 'binlog_snapshot_%'"))
     position = BinlogPosition.of(
@@ -77,7 +90,7 @@ def _read(
     schema = read_schema(session, database, table)
     if not schema.key or (after is not None and len(after) != len(schema.key)):
         raise TableAlteredError(f"{schema.name} has another key than before. It is read again.")
-    found = session.rows(_statement(schema, after, limit))
+    found = session.rows(_statement(schema, after, limit, where))
     width = len(schema.columns)
     renderers = [column.renderer(schema.name) for column in schema.columns]
     rows = [
@@ -97,11 +110,14 @@ def _as_bytes(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else value
 
 
-def _statement(schema: TableSchema, after: list[str] | None, limit: int) -> str:
+def _statement(schema: TableSchema, after: list[str] | None, limit: int, where: str) -> str:
     selected = [column.expression for column in schema.columns]
     selected += [column.key_value for column in schema.key_columns]
     order = ", ".join(column.key_expression for column in schema.key_columns)
-    where = "" if after is None else f" WHERE {_after(schema, after)}"
+    conditions = [f"({where})"] if where else []
+    if after is not None:
+        conditions.append(f"({_after(schema, after)})")
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     columns = ", ".join(selected)
     return f"SELECT {columns} FROM {schema.quoted}{where} ORDER BY {order} LIMIT {limit}"  # noqa: S608 - quoted
 

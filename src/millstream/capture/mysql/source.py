@@ -17,10 +17,13 @@ a transaction was given in part        reads it from its beginning
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Iterator, Sequence
 
+from millstream.capture.lag import SourceLag
 from millstream.capture.mysql.address import MariaDbAddress
 from millstream.capture.mysql.decoder import BinlogDecoder, RowsEvent, Statement
+from millstream.capture.mysql.expiry import binlog_lag
 from millstream.capture.mysql.preflight import (
     PreflightFault,
     refuse_faults,
@@ -42,8 +45,10 @@ from millstream.capture.mysql.snapshot import (
 )
 from millstream.capture.mysql.statements import TableEffect, table_effects
 from millstream.capture.mysql.table_map import TableMap
+from millstream.capture.mysql.table_schema import read_schema
 from millstream.capture.mysql.table_tracker import TableTracker
 from millstream.capture.mysql.transactions import BinlogTransaction, TransactionReader
+from millstream.capture.signals import RereadRequest
 from millstream.capture.table_patterns import TablePatterns
 from millstream.capture.units import (
     CaptureUnit,
@@ -52,7 +57,7 @@ from millstream.capture.units import (
     TableDefinition,
     UnitContent,
 )
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, MillstreamError
 
 CHUNK_ROWS = 10_000
 _OF_THE_SERVER = frozenset(("mysql", "information_schema", "performance_schema", "sys"))
@@ -91,6 +96,7 @@ class MariaDbSource:
         self._replica_id = replica_id
         self._chunk_rows = chunk_rows
         self._heartbeat_s = heartbeat_s
+        self._rereads: deque[RereadRequest] = deque()
 
     def check(self) -> None:
         """Return if the server can be captured.
@@ -115,6 +121,45 @@ class MariaDbSource:
 
     def acknowledge(self, progress: Progress) -> None:
         """Do nothing: the server keeps its binary log for as long as it is configured to, whoever has read it."""
+
+    def measure(self, progress: Progress) -> SourceLag:
+        """Measure how much of the binary log is not in ours yet, and whether the server may purge it."""
+        with MariaDbSession(self._address) as session:
+            return binlog_lag(session, progress)
+
+    def check_reread(self, request: RereadRequest) -> None:
+        """Return if a table can be read again, and its condition be asked.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+        name = f"{request.database}.{request.table}"
+        with MariaDbSession(self._address) as session:
+            if (request.database, request.table) not in table_names(session, self._wanted):
+                raise ConfigError(
+                    f"the table {name} is not captured, so it cannot be read again. Name one that --tables has."
+                )
+            if not request.where:
+                return
+            quoted = read_schema(session, request.database, request.table).quoted
+            try:
+                session.rows(f"SELECT 1 FROM {quoted} WHERE ({request.where}) LIMIT 0")  # noqa: S608 - the operator's own
+            except MillstreamError as error:
+                raise ConfigError(
+                    f"the condition {request.where!r} cannot be asked of {name}: {error} Give an expression of MariaDB's over "
+                    "its columns."
+                ) from None
+
+    def reread(self, request: RereadRequest) -> None:
+        """Have a table read again, in chunks among its changes."""
+        self._rereads.append(request)
+
+    def release(self, progress: Progress) -> None:
+        """Do nothing: the server keeps nothing for a capture."""
+
+    def remove(self) -> list[str]:
+        """Return nothing: a capture installs nothing in the server."""
+        return []
 
     def units(self, progress: Progress | None) -> Iterator[CaptureUnit]:
         """Yield units from ``progress`` on, for ever; those without contents while nothing happens.
@@ -142,7 +187,11 @@ class MariaDbSource:
                 decoder = BinlogDecoder(charsets, self._wanted, checksum=stream.checksum)
                 reader = TransactionReader(decoder, stream.event, position, created)
                 reader.open()
-                yield from _Run(session, reader, tracker, self._wanted, self._chunk_rows).units()
+                run = _Run(
+                    session, reader, tracker, self._wanted, self._chunk_rows, rereads=self._rereads
+                )
+                run.signals = 0 if progress is None else progress.get("signals", 0)
+                yield from run.units()
 
     def _resume(
         self, session: MariaDbSession, progress: Progress | None
@@ -178,7 +227,11 @@ class _Run:
         tracker: TableTracker,
         wanted: TablePatterns,
         chunk_rows: int,
+        *,
+        rereads: deque[RereadRequest],
     ) -> None:
+        self.signals = 0
+        self._rereads = rereads
         self._session = session
         self._reader = reader
         self._tracker = tracker
@@ -192,6 +245,8 @@ class _Run:
         if left_out:
             yield self._left_out(left_out)
         while True:
+            while self._rereads:
+                yield from self._again(self._rereads.popleft())
             pending = self._tracker.pending()
             if pending is None:
                 yield from self._transactions(None)
@@ -210,11 +265,31 @@ class _Run:
         position = f"{self._reader.position}/left out+{secrets.token_hex(4)}"
         return CaptureUnit("snapshot", position, 0, iter(contents), self._progress())
 
+    def _again(self, request: RereadRequest) -> Iterator[CaptureUnit]:
+        """Have a table read again: all of it, after it was emptied, or the rows for which a condition is true."""
+        name = (request.database, request.table)
+        if request.next_offset < self.signals:
+            return
+        self.signals = request.next_offset
+        contents: list[UnitContent] = []
+        if name in self._tracker.names():
+            contents += [] if request.where else [TableChange(*name, "t", ())]
+            self._tracker.restart(*name, where=request.where)
+        position = f"{self._reader.position}/again+{secrets.token_hex(4)}"
+        yield CaptureUnit("snapshot", position, 0, iter(contents), self._progress())
+
     def _chunk(self, database: str, table: str) -> Iterator[CaptureUnit]:
         """Yield the transactions before the next chunk of a table, and the chunk."""
         state = self._tracker.state(database, table)
         try:
-            chunk = read_chunk(self._session, database, table, state.get("after"), self._chunk_rows)
+            chunk = read_chunk(
+                self._session,
+                database,
+                table,
+                state.get("after"),
+                self._chunk_rows,
+                where=state.get("where", ""),
+            )
         except TableAlteredError:
             self._attempts += 1
             if self._attempts > _ATTEMPTS:
@@ -247,6 +322,7 @@ class _Run:
             "position": position.position,
             "created": self._reader.created,
             "tables": self._tracker.stored(),
+            **({"signals": self.signals} if self.signals else {}),
         }
 
     def _transactions(self, until: BinlogPosition | None) -> Iterator[CaptureUnit]:
@@ -255,6 +331,8 @@ class _Run:
             if transaction is None:
                 if until is None:
                     yield CaptureUnit("progress", "", 0, iter(()), self._progress())
+                    if self._rereads:
+                        return
                 continue
             contents = self._contents(transaction)
             first = next(contents, None)
@@ -269,7 +347,7 @@ class _Run:
                 self._quiet = 0
                 unit.progress = self._progress()
                 yield unit
-            if until is None and self._tracker.pending() is not None:
+            if until is None and (self._tracker.pending() is not None or self._rereads):
                 return
 
     def _finished(

@@ -5,6 +5,7 @@ State of a table, as it is stored:
 ==================================  ===============================================================
 ``{"after": null}``                 to be read, from its beginning
 ``{"after": ["6b", …]}``            read up to this key
+with ``"where"``                    the same of the rows for which this is true, which were asked for
 ``{"read": true}``                  read; its changes keep it up to date
 ==================================  ===============================================================
 """
@@ -63,12 +64,14 @@ class TableTracker:
         """Return a table that is to be read; None if all are."""
         return next((name for name, state in self._states.items() if "read" not in state), None)
 
-    def restart(self, database: str, table: str, *, only_if_reading: bool = False) -> None:
-        """Have a table read from its beginning, again."""
+    def restart(
+        self, database: str, table: str, *, only_if_reading: bool = False, where: str = ""
+    ) -> None:
+        """Have a table read from its beginning, again; with ``where`` the rows for which that is true."""
         if only_if_reading and "read" in self.state(database, table):
             return
         self._forget(database, table)
-        self._states[database, table] = {"after": None}
+        self._states[database, table] = {"after": None, **({"where": where} if where else {})}
 
     def created(self, database: str, table: str) -> None:
         """Note a table that is created here, empty: the log has all its rows."""
@@ -88,8 +91,9 @@ class TableTracker:
     def chunk_read(self, database: str, table: str, last_key: list[str] | None) -> None:
         """Note how far a table is read: to a key, or to its end."""
         state = self._states[database, table]
+        asked = {"where": state["where"]} if "where" in state else {}
         state.clear()
-        state.update({"read": True} if last_key is None else {"after": last_key})
+        state.update({"read": True} if last_key is None else {"after": last_key, **asked})
 
     def definition(self, database: str, table: str, statement: str) -> TableDefinition | None:
         """Return a table as the server has it now; None if it is gone again."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from psycopg.sql import Identifier
+import psycopg
+from psycopg.sql import SQL, Identifier
 
 from millstream.capture.postgres.stream import Session
 from millstream.capture.postgres.values import PgTypes
+from millstream.capture.signals import RereadRequest
 from millstream.capture.table_patterns import TablePatterns
 from millstream.errors import ConfigError, ConflictError
 
@@ -353,3 +355,42 @@ def publish(session: Session, name: str, tables: list[PgTable]) -> None:
         listed = ", ".join(one.alone for one in missing)
         quoted = Identifier(name).as_string(None)
         session.execute(f"ALTER PUBLICATION {quoted} ADD TABLE {listed}".encode())
+
+
+def unpublish(session: Session, name: str) -> bool:
+    """Drop the publication; return whether there was one."""
+    there = session.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", (name,)).fetchone()
+    if there is not None:
+        session.execute(SQL("DROP PUBLICATION {}").format(Identifier(name)))
+    return there is not None
+
+
+def check_reread(session: Session, tables: list[PgTable], request: RereadRequest) -> None:
+    """Return if one of the tables can be read again as it is asked for.
+
+    Raises:
+        ConfigError: it is not captured, or the condition cannot be asked of it.
+    """
+    name = f"{request.database}.{request.table}"
+    found = [one for one in tables if (one.schema, one.table) == (request.database, request.table)]
+    if not found:
+        raise ConfigError(
+            f"the table {name} is not captured, so it cannot be read again. Name one that --tables has."
+        )
+    if not request.where:
+        return
+    if not found[0].key:
+        raise ConfigError(
+            f"the table {name} has no key, so single rows of it cannot be read again. Leave the condition out."
+        )
+    try:
+        with session.transaction():
+            session.execute("SET TRANSACTION READ ONLY")
+            session.execute(
+                f"SELECT 1 FROM {found[0].quoted} WHERE ({request.where}) LIMIT 0".encode()  # noqa: S608 - the operator's own
+            )
+    except psycopg.Error as error:
+        raise ConfigError(
+            f"the condition {request.where!r} cannot be asked of {name}: {str(error).splitlines()[0]}. Give an expression "
+            "of PostgreSQL's over its columns."
+        ) from None

@@ -12,6 +12,9 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from millstream.errors import CorruptionError
 
+WAL_HEADER_BYTES = 25  # before a message in the stream: w, its place, the end of the WAL, a time
+# Of an insertion, an update without old values and a deletion: kind, oid, kind of tuple, number of columns.
+RUN_TAG = slice(WAL_HEADER_BYTES, WAL_HEADER_BYTES + 8)
 _EPOCH_US = (
     946_684_800_000_000  # 2000-01-01, from which PostgreSQL counts, in microseconds since 1970
 )
@@ -77,11 +80,19 @@ class PgTruncate(NamedTuple):
     oids: tuple[int, ...]
 
 
-PgMessage: TypeAlias = PgBegin | PgCommit | PgRelation | PgChange | PgTruncate
+class PgLogicalMessage(NamedTuple):
+    """What an application gave to pg_logical_emit_message; not ``transactional``: whatever became of its transaction."""
+
+    transactional: bool
+    prefix: str
+    data: bytes
+
+
+PgMessage: TypeAlias = PgBegin | PgCommit | PgRelation | PgChange | PgTruncate | PgLogicalMessage
 
 
 def decode_message(data: bytes) -> PgMessage | None:
-    """Return a message; None for those that concern no row: types, origins and logical messages.
+    """Return a message; None for those that concern no row: types and origins.
 
     Raises:
         CorruptionError: it is cut short, or of a kind that this protocol version does not have.
@@ -97,7 +108,7 @@ def decode_message(data: bytes) -> PgMessage | None:
 
 def _decode(data: bytes) -> PgMessage | None:
     kind = data[:1]
-    if kind in (b"Y", b"O", b"M"):
+    if kind in (b"Y", b"O"):
         return None
     decoder = _DECODERS.get(kind)
     if decoder is None:
@@ -130,6 +141,14 @@ def _commit(data: bytes) -> PgCommit:
 def _truncate(data: bytes) -> PgTruncate:
     (count,) = struct.unpack_from(">I", data, 1)
     return PgTruncate(struct.unpack_from(f">{count}I", data, 6))
+
+
+def _logical(data: bytes) -> PgLogicalMessage:
+    prefix, at = _text(data, 10)
+    (length,) = struct.unpack_from(">I", data, at)
+    if at + 4 + length > len(data):
+        raise IndexError("it is cut short")
+    return PgLogicalMessage(bool(data[1] & 1), prefix, data[at + 4 : at + 4 + length])
 
 
 def _update(data: bytes) -> PgChange:
@@ -193,7 +212,13 @@ _DECODERS: dict[bytes, Callable[[bytes], PgMessage]] = {
     b"C": _commit,
     b"R": _relation,
     b"T": _truncate,
+    b"M": _logical,
 }
+
+
+def is_change(data: bytes) -> bool:
+    """Return whether a message, behind its header, is of a row."""
+    return data[WAL_HEADER_BYTES] in b"IUD"
 
 
 def lsn_text(lsn: int) -> str:

@@ -24,16 +24,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
+from millstream.capture.lag import SourceLag
+from millstream.capture.outbox import MESSAGE_PREFIX
 from millstream.capture.postgres.catalog import (
     OF_THE_SERVER,
     PgFault,
     PgTable,
+    check_reread,
     find_tables,
     publication_faults,
     publish,
@@ -43,40 +45,59 @@ from millstream.capture.postgres.catalog import (
     refuse_faults,
     server_faults,
     table_faults,
+    unpublish,
 )
+from millstream.capture.postgres.cells import copy_cells
 from millstream.capture.postgres.messages import (
+    RUN_TAG,
+    WAL_HEADER_BYTES,
     PgBegin,
-    PgChange,
     PgCommit,
-    PgMessage,
+    PgLogicalMessage,
     PgRelation,
     PgTruncate,
     decode_message,
+    is_change,
     lsn_text,
     parse_lsn,
 )
+from millstream.capture.postgres.retention import drop_slots, measure_kept, source_lag
 from millstream.capture.postgres.slot import check_slot, identify, make_slot
 from millstream.capture.postgres.snapshot import PgSnapshot, ReadTable, waiting
 from millstream.capture.postgres.stream import (
     Session,
-    WalMessage,
     WalStream,
+    keepalive_end,
     open_session,
     translated,
 )
 from millstream.capture.postgres.tracker import PgTableTracker
-from millstream.capture.postgres.values import PgTypes
+from millstream.capture.postgres.values import PgTypes, parse_copy_line
+from millstream.capture.signals import RereadRequest
 from millstream.capture.table_patterns import TablePatterns
-from millstream.capture.units import CaptureUnit, Progress, TableChange, UnitContent
+from millstream.capture.units import (
+    CaptureUnit,
+    LoggedMessage,
+    Progress,
+    RowBlock,
+    UnitContent,
+)
 from millstream.errors import ConfigError, RetriableError
 from millstream.views.address import PostgresAddress
 
 CHUNK_ROWS = 10_000
 HEARTBEAT_S = 10.0
+_RUN_ROWS_MAX = 2000
+_RUN_BYTES_MAX = 16 << 20
 _LOOK_S = 30.0  # how often it is looked whether tables were created or dropped
 _IDLE_S = 0.05
 _STORED_S = 120.0
 _IDENTITY = ("system", "timeline", "slot", "made", "publication")  # what progress has for good
+_RELEASE_S, _REMOVE_S = 30.0, 3.0  # how long something may still use a slot that is to be dropped
+_OWN_SLOTS = (
+    "SELECT slot_name::text FROM pg_replication_slots "
+    "WHERE NOT temporary AND database = current_database() AND slot_name ~ %s"
+)
 _NAME_MAX = 36  # of the 63 bytes that a slot's name may have
 
 
@@ -97,6 +118,8 @@ class PostgresSource:
         name: Of the capture: the publication is ``millstream_<name>``, and the slot begins with that.
         chunk_rows: How many rows of a snapshot are given, and held in memory, at a time.
         heartbeat_s: After how many seconds without a change progress is given alone.
+        wal_bytes_max: How much WAL the server may keep for the capture, besides what it allows itself.
+        messages: Whether messages of pg_logical_emit_message are given that begin with ``outbox:``.
         new_suffix: Returns letters and digits that make a slot's name unlike any other.
 
     Guarantees: :meth:`units` is for one thread, the rest for any. The server keeps its WAL until it is acknowledged.
@@ -110,6 +133,8 @@ class PostgresSource:
         name: str,
         chunk_rows: int = CHUNK_ROWS,
         heartbeat_s: float = HEARTBEAT_S,
+        wal_bytes_max: int | None = None,
+        messages: bool = False,
         new_suffix: Callable[[], str] = lambda: secrets.token_hex(4),
     ) -> None:
         if chunk_rows < 1:
@@ -119,6 +144,10 @@ class PostgresSource:
         self.name = "millstream_" + re.sub("[^a-z0-9]", "_", name.lower())[:_NAME_MAX]
         self.chunk_rows = chunk_rows
         self.heartbeat_s = heartbeat_s
+        self.wal_bytes_max = wal_bytes_max
+        self.messages = messages
+        self.rereads: deque[RereadRequest] = deque()
+        self.pauses = False  # rows are not to be read before the changes of meanwhile are
         self.new_suffix = new_suffix
         self.database = str(conninfo_to_dict(address.url).get("dbname") or "")
         self._run: _Run | None = None
@@ -133,9 +162,7 @@ class PostgresSource:
         with open_session(self.address) as session, translated(self.address):
             # A capture that goes on has its slot.
             has_slot = session.execute(
-                "SELECT 1 FROM pg_replication_slots WHERE NOT temporary AND database = current_database() "
-                "AND slot_name ~ %s",
-                (f"^{self.name}_[0-9a-z]{{8}}$",),
+                _OWN_SLOTS.encode(), (f"^{self.name}_[0-9a-z]{{8}}$",)
             ).fetchone()
             self.checked_tables(session, slot_needed=has_slot is None)
 
@@ -179,6 +206,51 @@ class PostgresSource:
         if self._run is not None:
             self._run.stored(progress)
 
+    def measure(self, progress: Progress) -> SourceLag:
+        """Measure the WAL that is not in the log yet, and what the server keeps; see ``retention.py``."""
+        if not progress["made"]:
+            return SourceLag()
+        with open_session(self.address) as session, translated(self.address):
+            found = measure_kept(session, progress, self.wal_bytes_max)
+            self.pauses = found is not None and found.pauses
+            return source_lag(session, progress, found, self.wal_bytes_max)
+
+    def check_reread(self, request: RereadRequest) -> None:
+        """Return if a table can be read again, and its condition be asked.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+        with open_session(self.address) as session, translated(self.address):
+            check_reread(session, find_tables(session, self.wanted), request)
+
+    def reread(self, request: RereadRequest) -> None:
+        """Have a table read again, from a snapshot that stands among its changes."""
+        self.rereads.append(request)
+
+    def release(self, progress: Progress) -> None:
+        """Drop the slot, so that the server keeps no WAL for it: the capture has ended with that."""
+        self.close()
+        with open_session(self.address) as session, translated(self.address):
+            drop_slots(session, [progress["slot"]], _RELEASE_S)
+
+    def remove(self) -> list[str]:
+        """Drop the slots and the publication of this capture's name, of whichever log; return their names.
+
+        Raises:
+            RetriableError: a capture still runs.
+            ConfigError: the role may not drop the publication.
+        """
+        with open_session(self.address) as session, translated(self.address):
+            rows = session.execute(
+                _OWN_SLOTS.encode(), (f"^{self.name}_[0-9a-z]{{8}}$",)
+            ).fetchall()
+            slots = drop_slots(session, [slot for (slot,) in rows], _REMOVE_S)
+            removed = [f"the replication slot {slot}" for slot in slots]
+            if unpublish(session, self.name):
+                removed.append(f"the publication {self.name}")
+        return removed
+
     def close(self) -> None:
         """Make :meth:`units` end soon."""
         if self._run is not None:
@@ -191,7 +263,7 @@ class _Run:
 
     source: PostgresSource
     closed: threading.Event = field(default_factory=threading.Event)
-    _buffer: deque[WalMessage] = field(default_factory=deque)
+    _buffer: deque[bytes] = field(default_factory=deque)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _stored: Progress | None = None
     _stream: WalStream | None = None
@@ -202,6 +274,7 @@ class _Run:
     _tracker: PgTableTracker = field(init=False)
     _identity: Progress = field(init=False)
     _lsn: int = field(init=False)
+    _signals: int = field(init=False)
     _target: int = field(init=False)
 
     def stored(self, progress: Progress) -> None:
@@ -230,14 +303,19 @@ class _Run:
         check_slot(self.session, source.address, progress, source.name)
         self._lsn = progress["lsn"]
         self._identity = {key: progress[key] for key in _IDENTITY if key in progress}
+        self._signals = progress.get("signals", 0)
         self._tracker = PgTableTracker(progress["tables"], self._look)
         now = self.session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
         assert now is not None
         self._target = parse_lsn(now[0])
-        with WalStream(source.address, progress["slot"], source.name, self._lsn) as self._stream:
+        with WalStream(
+            source.address, progress["slot"], source.name, self._lsn, source.messages
+        ) as self._stream:
             yield from self._refreshed()
             while not self.closed.is_set():
-                if self._tracker.pending():
+                if source.rereads:
+                    yield from self._asked_again(source.rereads.popleft())
+                elif self._tracker.pending():
                     yield from self._snapshot()
                 else:
                     yield from self._follow(None)
@@ -281,7 +359,16 @@ class _Run:
                 )
 
     def _progress(self) -> Progress:
-        return {**self._identity, "lsn": self._lsn, "tables": self._tracker.entries}
+        signals = {"signals": self._signals} if self._signals else {}
+        return {**self._identity, **signals, "lsn": self._lsn, "tables": self._tracker.entries}
+
+    def _asked_again(self, request: RereadRequest) -> Iterator[CaptureUnit]:
+        """Have a table read again: a crash before the unit is stored leaves the signal, after it a table to be read."""
+        if request.next_offset < self._signals:
+            return
+        self._signals = request.next_offset
+        contents = list(self._tracker.again(request.database, request.table, request.where))
+        yield self._note(self._progress(), *contents)
 
     def _details(self, **more: Any) -> dict[str, Any]:
         return {"db": self.source.database, **more}
@@ -314,6 +401,8 @@ class _Run:
                 read = snapshot.lock(table)
                 if read is not None:
                     yield from self._read(snapshot, read)
+                if self.source.pauses:
+                    return
 
     def _read(self, snapshot: PgSnapshot, read: ReadTable) -> Iterator[CaptureUnit]:
         table, columns = read.table, read.columns
@@ -321,36 +410,39 @@ class _Run:
         layout = self._tracker.layout(table, columns)
         key = [[one.name for one in columns].index(name) for name in table.key]
         first = list(self._tracker.begin(table, columns))
-        rows = snapshot.rows(read, after)
-        last: list[str] | None = None
-
-        def changes(limit: int | None) -> Iterator[TableChange]:
-            nonlocal last
-            row: list[str | None] | None = None
-            for row in islice(rows, limit):
-                yield TableChange(
-                    table.schema, table.table, "r", table.key, None, layout.row(list(row))
-                )
-            last = None if row is None else [row[place] or "" for place in key]
-
+        where = self._tracker.where(table)
+        chunks = snapshot.lines(read, after, where, rows_max=self.source.chunk_rows)
         if not key:
-            yield self._whole(table, columns, first, changes(None))
+            blocks = (
+                layout.block(copy_cells(lines, len(columns)), len(lines), "r") for lines in chunks
+            )
+            yield self._whole(table, columns, first, blocks)
             return
+        # The last chunk is known by what is behind it: it has no key from which reading goes on.
+        chunk = next(chunks, None)
         while not self.closed.is_set():
-            chunk = list(changes(self.source.chunk_rows))
-            ended = len(chunk) < self.source.chunk_rows
-            self._tracker.read(table, columns, None if ended else last)
-            yield self._note(self._progress(), *first, *chunk)
-            first = []
-            if ended:
+            behind = None if chunk is None else next(chunks, None)
+            rows = (
+                ()
+                if chunk is None
+                else (layout.block(copy_cells(chunk, len(columns)), len(chunk), "r"),)
+            )
+            last = None
+            if chunk is not None and behind is not None:
+                texts = parse_copy_line(chunk[-1])
+                last = [texts[place] or "" for place in key]
+            self._tracker.read(table, columns, last, where)
+            yield self._note(self._progress(), *first, *rows)
+            if behind is None or self.source.pauses:
                 return
+            first, chunk = [], behind
 
     def _whole(
         self,
         table: PgTable,
         columns: tuple[Any, ...],
         first: list[UnitContent],
-        rows: Iterator[TableChange],
+        rows: Iterator[RowBlock],
     ) -> CaptureUnit:
         """Return a table without a key as one unit: it cannot be read in parts."""
         unit = self._note(self._progress())
@@ -369,22 +461,23 @@ class _Run:
     def _follow(self, until: int | None) -> Iterator[CaptureUnit]:
         """Yield transactions up to a place; without one, until there are tables to be read."""
         while not self.closed.is_set():
-            if until is None and self._tracker.pending():
+            if until is None and (self._tracker.pending() or self.source.rereads):
                 return
             if until is None and time.monotonic() - self._looked_s > _LOOK_S:
                 yield from self._refreshed()
             if not self._buffer and not self._received(until):
                 continue
             message = self._buffer[0]
-            if message.data is None:
+            wal_end = keepalive_end(message)
+            if wal_end is not None:
                 self._buffer.popleft()
                 self._asked = False
-                if until is not None and message.wal_end >= until:
+                if until is not None and wal_end >= until:
                     return
                 if until is None:
-                    yield from self._heartbeat(message.wal_end)
+                    yield from self._heartbeat(wal_end)
                 continue
-            decoded = decode_message(message.data)
+            decoded = decode_message(message[WAL_HEADER_BYTES:])
             if isinstance(decoded, PgBegin) and until is not None and decoded.final_lsn >= until:
                 return
             self._buffer.popleft()
@@ -424,7 +517,12 @@ class _Run:
 
     def _contents(self, begin: PgBegin, unit: CaptureUnit) -> Iterator[UnitContent]:
         known = begin.final_lsn < self._lsn  # it is in the log already
-        for message in self._messages():
+        for messages in self._messages():
+            if is_change(messages[0]):
+                if not known:
+                    yield from self._tracker.changes(messages)
+                continue
+            message = decode_message(messages[0][WAL_HEADER_BYTES:])
             if isinstance(message, PgCommit):
                 self._lsn = max(self._lsn, message.end_lsn)
                 unit.progress = self._progress()
@@ -433,22 +531,40 @@ class _Run:
                 yield from self._tracker.relation(message)
             elif known:
                 continue
-            elif isinstance(message, PgChange):
-                change = self._tracker.change(message)
-                if change is not None:
-                    yield change
             elif isinstance(message, PgTruncate):
                 yield from self._tracker.truncations(message)
+            elif isinstance(message, PgLogicalMessage) and message.prefix.startswith(
+                MESSAGE_PREFIX
+            ):
+                yield LoggedMessage(message.prefix, message.data)
 
-    def _messages(self) -> Iterator[PgMessage]:
-        """Yield the messages of a transaction."""
+    def _messages(self) -> Iterator[list[bytes]]:
+        """Yield the messages of a transaction, those that follow each other and are alike together.
+
+        More of them are waited for: before its end has come nothing of the transaction can be stored.
+        """
+        messages: list[bytes] = []
+        size, tag = 0, b""
         while True:
-            while not self._buffer:
+            data = self._next_message()
+            if messages and (data[RUN_TAG] != tag or size >= _RUN_BYTES_MAX):
+                yield messages
+                messages, size = [], 0
+            tag = data[RUN_TAG]
+            messages.append(data)
+            size += len(data)
+            if not is_change(data) or len(messages) == _RUN_ROWS_MAX:
+                yield messages
+                messages, size = [], 0
+
+    def _next_message(self) -> bytes:
+        buffer = self._buffer
+        while True:
+            while not buffer:
                 if self.closed.is_set():
                     raise RetriableError("the capture was stopped in the middle of a transaction.")
                 assert self._stream is not None
-                self._buffer.extend(self._stream.receive(_IDLE_S))
-            data = self._buffer.popleft().data
-            message = None if data is None else decode_message(data)
-            if message is not None:
-                yield message
+                buffer.extend(self._stream.receive(_IDLE_S))
+            data = buffer.popleft()
+            if keepalive_end(data) is None:
+                return data

@@ -163,9 +163,18 @@ def remove_triggers(connection: sqlite3.Connection, table: str) -> None:
         connection.execute(f"DROP TRIGGER IF EXISTS {quote_identifier(name)}")
 
 
-def remove_capture(connection: sqlite3.Connection) -> None:
-    """Remove all that capture has made in the database, within the caller's transaction."""
-    for name in installed_triggers(connection):
+def remove_capture(connection: sqlite3.Connection) -> list[str]:
+    """Remove all that capture has made in the database, within the caller's transaction; return what it was."""
+    triggers = sorted(installed_triggers(connection))
+    for name in triggers:
         connection.execute(f"DROP TRIGGER {quote_identifier(name)}")
-    for table in (CHANGES, CAPTURES):
-        connection.execute(f"DROP TABLE IF EXISTS {table}")
+    tables = connection.execute(
+        "SELECT name FROM sqlite_schema WHERE type = 'table' AND name IN (?, ?) ORDER BY name",
+        (CHANGES, CAPTURES),
+    ).fetchall()
+    for (name,) in tables:
+        connection.execute(f"DROP TABLE {name}")
+    return [
+        *(f"the trigger {name}" for name in triggers),
+        *(f"the table {name}" for (name,) in tables),
+    ]

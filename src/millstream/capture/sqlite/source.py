@@ -19,12 +19,15 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from millstream.capture.lag import SourceLag
+from millstream.capture.signals import RereadRequest
 from millstream.capture.sqlite.change_table import (
     MARK,
     ChangeMark,
@@ -103,6 +106,7 @@ class SqliteSource:
         self._sleep = sleep
         self._clock = clock
         self._stored = self._deleted = 0
+        self._rereads: deque[RereadRequest] = deque()
 
     def _wanted(self, table: str) -> bool:
         return self._patterns(DATABASE, table)
@@ -123,14 +127,61 @@ class SqliteSource:
                 "are there, with * and ?."
             )
 
-    def remove(self) -> None:
-        """Take the triggers and tables of capture out of the database.
+    def remove(self) -> list[str]:
+        """Take the triggers and tables of capture out of the database; return their names.
+
+        A capture that still runs, of whichever name, ends with that.
 
         Raises:
             RetriableError: it is locked by a writer.
         """
         with self._opened() as connection, _write(connection):
-            remove_capture(connection)
+            return remove_capture(connection)
+
+    def check_reread(self, request: RereadRequest) -> None:
+        """Return if a table can be read again, and its condition be asked.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+        name = f"{request.database}.{request.table}"
+        with self._opened() as connection:
+            known = read_tables(connection, self._wanted)
+            if request.database != DATABASE or request.table not in known:
+                raise ConfigError(
+                    f"the table {name} is not captured, so it cannot be read again. Name one that --tables has."
+                )
+            if not request.where:
+                return
+            table = quote_identifier(request.table)
+            try:
+                connection.execute(f"SELECT 1 FROM {table} WHERE ({request.where}) LIMIT 0")  # noqa: S608 - the operator's own
+            except (sqlite3.Error, sqlite3.Warning) as error:
+                raise ConfigError(
+                    f"the condition {request.where!r} cannot be asked of {name}: {error}. Give an expression of SQLite's "
+                    "over its columns."
+                ) from None
+
+    def reread(self, request: RereadRequest) -> None:
+        """Have a table read again, in chunks among its changes."""
+        self._rereads.append(request)
+
+    def measure(self, progress: Progress) -> SourceLag:
+        """Measure about how many rows the tables have that are not read to their end: by their largest rowids."""
+        unread = [name for name, table in progress["tables"].items() if "read" not in table]
+        with self._opened() as connection:
+            there = read_tables(connection, lambda name: name in unread)
+            largest = [
+                connection.execute(
+                    f"SELECT max({table.rowid}) FROM {quote_identifier(table.name)}"  # noqa: S608 - quoted
+                ).fetchone()[0]
+                for table in there.values()
+                if table.rowid is not None
+            ]
+        return SourceLag(rows_expected=sum(filter(None, largest)) if unread else None)
+
+    def release(self, progress: Progress) -> None:
+        """Do nothing: the changes that are kept are in the database's own file."""
 
     def acknowledge(self, progress: Progress) -> None:
         """Note that all up to ``progress`` is stored for good: its changes may be deleted."""
@@ -165,6 +216,8 @@ class SqliteSource:
             self._check_file()
             if self._stored - self._deleted >= _KEPT_CHANGES:
                 self._trim(connection)
+            if self._rereads:
+                yield from reader.again(self._rereads.popleft())
             (version,) = connection.execute("PRAGMA data_version").fetchone()
             if version != seen or reader.pending() is not None:
                 seen = version
@@ -303,6 +356,22 @@ class _Reader:
     def progress(self) -> Progress:
         return deepcopy(self._state)
 
+    def again(self, request: RereadRequest) -> Iterator[CaptureUnit]:
+        """Have a table read again: all of it, after it was emptied, or the rows for which a condition is true."""
+        if request.next_offset < self._state.get("signals", 0):
+            return
+        self._state["signals"] = request.next_offset
+        known = self._state["tables"].get(request.table)
+        contents: list[UnitContent] = []
+        if known is not None and not request.where:
+            contents.append(TableChange(DATABASE, request.table, "t", ()))
+        if known is not None:
+            asked = {"where": request.where} if request.where else {}
+            kept = {"columns": known["columns"], "key": known["key"]}
+            self._state["tables"][request.table] = {**kept, **asked, "after": None}
+        position = f"{self._state['seq']}/{request.table}/again {request.next_offset}"
+        yield CaptureUnit("snapshot", position, 0, iter(contents), self.progress())
+
     def pending(self) -> str | None:
         """Return a table that is to be read; None if all are."""
         tables = self._state["tables"]
@@ -401,24 +470,27 @@ class _Reader:
         now = read_tables(self._connection, lambda other: other == name).get(name)
         if now is None or (now.columns, now.key) != (table.columns, table.key):
             return  # it was altered: the triggers are made anew first
-        rows = self._rows(table, state["after"])
+        rows = self._rows(table, state["after"], state.get("where", ""))
         last = rows[-1][0] if len(rows) == self._chunk_rows else None
         contents: list[UnitContent] = [
             TableChange(DATABASE, name, "r", table.key, None, _row(table, row)) for _, row in rows
         ]
         del state["after"]
+        if last is None:
+            state.pop("where", None)
         state |= {"read": True} if last is None else {"after": last}
         position = f"{self._state['seq']}/{name}/{last or 'end'}"
         yield CaptureUnit("snapshot", position, 0, iter(contents), self.progress())
 
-    def _rows(self, table: SqliteTable, after: str | None) -> list[tuple[str, str]]:
+    def _rows(self, table: SqliteTable, after: str | None, where: str) -> list[tuple[str, str]]:
         """Return the next rows, as (key, row), in the order of the key."""
         name, key = quote_identifier(table.name), [quote_identifier(column) for column in table.key]
         selected = f"{encoded(table.key, name)}, {encoded(table.column_names, name)}"
-        where, values = "", list[Any]()
+        conditions, values = [f"({where})"] if where else [], list[Any]()
         if after is not None:
-            where = f"WHERE ({', '.join(key)}) > ({', '.join('?' * len(key))})"
+            conditions.append(f"({', '.join(key)}) > ({', '.join('?' * len(key))})")
             values = list(decoded(after, table.name))
+        where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
         return self._connection.execute(
             f"SELECT {selected} FROM {name} {where} ORDER BY {', '.join(key)} LIMIT ?",  # noqa: S608 - quoted
             (*values, self._chunk_rows),

@@ -35,6 +35,7 @@ from millstream.log.archiver import (
     archive_partitions,
 )
 from millstream.log.decoding import COLUMNS, select_schema
+from millstream.log.excision import Excision
 from millstream.log.files import DISK
 from millstream.log.groups import CommittedOffset, Offsets
 from millstream.log.maintenance import MaintenanceReport
@@ -43,7 +44,7 @@ from millstream.log.reader import Isolation, LogReader
 from millstream.log.retention import RetentionRisk, risks
 from millstream.ownership.access import FolderAccess
 from millstream.ownership.client import OwnerClient
-from millstream.ownership.requests import OwnerRequest
+from millstream.ownership.requests import OwnerRequest, excise_request
 from millstream.ownership.writer import FolderWriter
 from millstream.record import TopicInfo, TopicPartition
 
@@ -113,6 +114,18 @@ class FolderLog(EventLog):
 
     def delete_topic(self, name: str) -> None:
         self._request("delete_topic", {"name": name})
+
+    def excise(self, topic: str, partition: int, values: Mapping[int, bytes]) -> Excision:
+        """Put other values in the place of those at some offsets; everything else of the records stays.
+
+        For what must not be there any more. Who has read the old values keeps them. See ``log.excision``.
+
+        Raises:
+            UnknownTopicError, ConfigError: there is no such topic or partition.
+            DiskFullError: there was no room; some may be replaced. Make room, and call it again.
+        """
+        request = excise_request(TopicPartition(topic, partition), values)
+        return Excision(**self._owner_client().call(request))
 
     def topics(self) -> dict[str, TopicInfo]:
         return self._reader().topics()

@@ -27,6 +27,7 @@ from millstream.kernels.decode.fields import (
     json_type,
     table_schema,
 )
+from millstream.kernels.decode.layout_reader import read_alike
 from millstream.kernels.decode.row_decoder import decode_rows, merged, rows_without_columns
 from millstream.kernels.decode.row_reader import RowReader, parse_json
 
@@ -56,16 +57,25 @@ class JsonDecoder:
         # A value that is cut short is read by row; its block need not be divided to find it.
         at = np.flatnonzero(in_braces)
         objects = values if len(at) == len(values) else _without(values, ~in_braces)
-        blocks, refused = self._read_blocks(objects, self._block_schema)
         parts: list[tuple[pa.Table, Positions]] = []
-        undecided: list[Positions] = [np.flatnonzero(~in_braces), *(at[part] for part in refused)]
-        for table, start in blocks:
-            positions = at[start : start + table.num_rows]
-            plain, bad = self._plain(table, objects, start)
+        undecided: list[Positions] = [np.flatnonzero(~in_braces)]
+
+        def take(table: pa.Table, values: pa.Array, start: int, positions: Positions) -> None:
+            plain, bad = self._plain(table, values, start)
             if bad is not None and bad.any():
                 undecided.append(positions[bad])
                 plain, positions = plain.filter(pa.array(~bad)), positions[~bad]
             parts.append((plain, positions))
+
+        alike = read_alike(objects, self._block_schema)
+        if alike is not None:
+            table, read = alike
+            take(table, objects, 0, at[read])
+            at, objects = at[~read], _without(objects, read)
+        blocks, refused = self._read_blocks(objects, self._block_schema)
+        undecided += [at[part] for part in refused]
+        for table, start in blocks:
+            take(table, objects, start, at[start : start + table.num_rows])
         left = np.sort(np.concatenate(undecided))
         if not len(left) and len(parts) == 1:
             return Decoded(*parts[0], [])
@@ -129,7 +139,7 @@ class JsonDecoder:
         """
         blocks: list[tuple[pa.Table, int]] = []
         refused: list[Positions] = []
-        ranges = [(0, len(values))]
+        ranges = [(0, len(values))] if len(values) else []
         while ranges:
             start, end = ranges.pop()
             try:

@@ -13,6 +13,8 @@ bitmap that they are scattered over, which is rewritten sixteen times in its lif
 the ids that it was sized for and no more: when more come, the generation gets one more filter, and
 the stated rate rises by one filter's.
 
+After a rescale a filter may have ids of other buckets, too. It is asked for hashes of its share only, and takes no more ids.
+
 Sources: Bloom 1970; Almeida et al., "Scalable Bloom Filters", IPL 2007 (more filters when one is
 full); Shtul et al., "Age-Partitioned Bloom Filters", 2020 (a generation more than the horizon takes).
 """
@@ -32,10 +34,10 @@ from millstream.kernels.dedup.event_ids import EventIds, SearchRanges, by_time_s
 from millstream.kernels.frames import HASH
 from millstream.kernels.state.keyhash import Hashes
 from millstream.kernels.state.operator_state import OperatorState
-from millstream.kernels.state.sorted_runs import EACH_ROW, Run, SortedRuns
+from millstream.kernels.state.sorted_runs import EACH_ROW, Run, SortedRuns, every_row
 
 _RECENT = "recent ids"
-_FILTERS = "filters"
+FILTERS = "filters"
 _WORDS = "words"
 _MOVES = 16  # in so many goes a filter is filled
 
@@ -69,7 +71,8 @@ class BloomGenerations:
         self._lateness_us = lateness_us
         self._shape = rule.shape
         self._recent = state.runs(_RECENT, EACH_ROW)
-        self._filters = state.runs(_FILTERS)  # each run says how many ids it was given
+        # Each run says how many ids it was given.
+        self._filters = state.runs(FILTERS, owned=every_row)
 
     def counted_runs(self) -> tuple[tuple[SortedRuns, ...], ...]:
         """Return the runs that the ids lie in, those together that are counted together."""
@@ -100,7 +103,8 @@ class BloomGenerations:
         for recent in self._recent_of(start):
             held |= _among(recent, hashes)
         for run in self._filters.slots.get(start, ()):
-            held |= self._shape.contains(self._words(run), hashes)
+            asked = np.ones(len(hashes), np.bool_) if run.share is None else run.share.has(hashes)
+            held[asked] |= self._shape.contains(self._words(run), hashes[asked])
         return held
 
     def add(self, events: EventIds, watermark_us: int) -> tuple[int, ...]:
@@ -131,7 +135,7 @@ class BloomGenerations:
     def _fill(self, start: int, hashes: Hashes) -> Hashes:
         """Put as many ids into the generation's newest filter as it takes; give what is left."""
         runs = self._filters.slots.setdefault(start, [])
-        if not runs or runs[-1].events >= self._rule.ids:
+        if not runs or runs[-1].share is not None or runs[-1].events >= self._rule.ids:
             words, old, ids = self._shape.empty(), None, 0
         else:
             old = runs.pop()

@@ -31,12 +31,13 @@ import polars as pl
 
 from millstream.kernels import late
 from millstream.kernels.arrays import Bools, Int64s
-from millstream.kernels.dedup.bloom_generations import BloomGenerations, BloomRule
+from millstream.kernels.dedup.bloom_generations import FILTERS, BloomGenerations, BloomRule
 from millstream.kernels.dedup.event_ids import EventIds, SearchRanges, keep_first
 from millstream.kernels.dedup.kept_ids import KeptIds
 from millstream.kernels.frames import TIME, WATERMARK_SEEN
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.pass_through import PassThroughOperator, in_arrival_order
+from millstream.kernels.state.layout import StateLayout
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.sorted_runs import EACH_ROW, SortedRuns
@@ -90,6 +91,10 @@ class Dedup(PassThroughOperator):
 
     def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
         return set(self.by)
+
+    @property
+    def layout(self) -> StateLayout:
+        return StateLayout(filters=(FILTERS,))
 
     # ── before the shuffle ──────────────────────────────────────────────────────────────────
 

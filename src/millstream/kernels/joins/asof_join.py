@@ -83,6 +83,7 @@ from millstream.kernels.joins.versions import (
 )
 from millstream.kernels.joins.waiting_rows import WaitingRows
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
+from millstream.kernels.state.keyhash import hash_columns
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.timers import slot_width_us
@@ -261,7 +262,9 @@ class _AsofBatch:
 
     def __post_init__(self) -> None:
         join = self.join
-        self.waiting = WaitingRows(self.state, "left")
+        self.waiting = WaitingRows(
+            self.state, "left", lambda rows: hash_columns(rows, join.by, self.context.seed)
+        )
         self.versions = Versions(self.state, "right", join.by, join.late_versions != "drop")
         wait_us = join.wait_us + join.corrected_us
         self.emitted = HeldRows(

@@ -32,6 +32,19 @@ from millstream.kernels.state.timers import Timers
 NUMBER = "__number"  # Int64: distinguishes the rows of one input in a bucket
 
 
+def numbered_families(*families: str) -> dict[str, tuple[str, ...]]:
+    """Return which families have the numbers of held rows, by the value that counts them."""
+    return {_next_of(name): (name, _marks_of(name)) for name in families}
+
+
+def _next_of(family: str) -> str:
+    return f"{family}.next"
+
+
+def _marks_of(family: str) -> str:
+    return f"{family}.matched"
+
+
 @dataclass(frozen=True)
 class HeldRows:
     """The held rows of one input in one bucket. Durations in microseconds.
@@ -48,11 +61,11 @@ class HeldRows:
 
     @property
     def runs(self) -> SortedRuns:
-        return self.state.runs(self.family, EACH_ROW)
+        return self.state.runs(self.family, EACH_ROW, numbered=NUMBER)
 
     @property
     def marks(self) -> SortedRuns:
-        return self.state.runs(f"{self.family}.matched", EACH_ROW)
+        return self.state.runs(_marks_of(self.family), EACH_ROW, numbered=NUMBER)
 
     @property
     def timers(self) -> Timers:
@@ -60,7 +73,7 @@ class HeldRows:
 
     def numbered(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Give each row a number that no other row of the input has in this bucket."""
-        name = f"{self.family}.next"
+        name = _next_of(self.family)
         first: int = self.state.values.get(name, 0)
         self.state.values[name] = first + rows.height
         return rows.hstack([pl.Series(NUMBER, np.arange(first, first + rows.height))])
@@ -150,8 +163,9 @@ class HeldRows:
         for slot in sorted(self.runs.slots):
             if slot + self.slot_us - 1 + self.wait_us >= watermark_us:
                 break
+            known = slot not in self.runs.unsettled | self.marks.unsettled
             rows, marks = self.runs.drop_slot(slot), self.marks.drop_slot(slot)
-            if marks > rows or (self.timed and marks != rows):
+            if known and (marks > rows or (self.timed and marks != rows)):
                 raise CorruptionError(
                     f"The ledger of step {step!r} does not balance: {rows} rows have not come out alone, "
                     f"and {marks} have had a partner. Nothing of this batch was committed. Please report "

@@ -47,11 +47,12 @@ import polars as pl
 from millstream.kernels.arrays import Bools
 from millstream.kernels.changes import concat_present
 from millstream.kernels.frames import DIFF, SPLIT, TIME, WATERMARK_SEEN
-from millstream.kernels.joins.held_rows import HeldRows
+from millstream.kernels.joins.held_rows import HeldRows, numbered_families
 from millstream.kernels.joins.interval_pairs import Pairs, pairs_within
 from millstream.kernels.joins.join_input import JoinedColumns, null_keys
 from millstream.kernels.joins.join_operator import JoinOperator, split_late, take_in_time
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
+from millstream.kernels.state.layout import StateLayout
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.timers import slot_width_us
@@ -100,6 +101,10 @@ class IntervalJoin(JoinOperator):
     def slot_us(self) -> int:
         return slot_width_us(max(*self.waits_us, *self.lateness_us))
 
+    @property
+    def layout(self) -> StateLayout:
+        return StateLayout(numbered=numbered_families("left", "right"))
+
     def output_watermark(self, watermark_us: int) -> int:
         """Return W less the longest that a row may be behind it: see the module's docstring."""
         waits = [wait for wait, kept in zip(self.waits_us, self.keeps, strict=True) if kept]
@@ -109,16 +114,21 @@ class IntervalJoin(JoinOperator):
 
     def prepare(self, rows: pl.DataFrame, number: int) -> Prepared:
         """Take keys, columns and time; leave out what is in no result, or late by what this batch read."""
-        taken = self.inputs[number].project(rows, (TIME, SPLIT, WATERMARK_SEEN))
+        taken = self._taken(rows, number)
         filtered = 0
         if not self.nulls_equal and not self.keeps[number]:
+            before = taken.height
             taken = taken.filter(~null_keys(taken, self.by))
-            filtered = rows.height - taken.height
+            filtered = before - taken.height
         if WATERMARK_SEEN not in taken.columns:
             return Prepared(taken, counts={"filtered": filtered})
         found = split_late(taken, taken[WATERMARK_SEEN].to_numpy(), self.lateness_us[number])
         counts = {"filtered": filtered}
         return Prepared(found.in_time, found.late.height, counts, found.late_by_us)
+
+    def _taken(self, rows: pl.DataFrame, number: int) -> pl.DataFrame:
+        """Return what is taken of an input's rows."""
+        return self.inputs[number].project(rows, (TIME, SPLIT, WATERMARK_SEEN))
 
     # ── after the shuffle ───────────────────────────────────────────────────────────────────
 
@@ -163,11 +173,15 @@ class IntervalJoin(JoinOperator):
         result: OperatorResult,
     ) -> pl.DataFrame:
         """Return the rows of an input that are in time, with the hash of the key; count the others."""
-        taken = [self.inputs[number].empty()]
+        taken = [self._nothing(number)]
         for table in sorted(tables, key=_first_split):
             found = take_in_time(table, self.lateness_us[number], context, result)
             taken.append(found.in_time.drop(SPLIT, WATERMARK_SEEN, strict=False))
         return self.hashed(pl.concat(taken), context.seed)
+
+    def _nothing(self, number: int) -> pl.DataFrame:
+        """Return no rows of an input, as they are in time."""
+        return self.inputs[number].empty()
 
 
 def _first_split(rows: pl.DataFrame) -> int:

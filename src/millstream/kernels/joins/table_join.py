@@ -42,6 +42,7 @@ from millstream.kernels.joins.join_operator import JoinOperator
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.state.appended_rows import AppendedRows
 from millstream.kernels.state.arrangement import Arrangement
+from millstream.kernels.state.layout import StateLayout
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
 
@@ -125,6 +126,11 @@ class TableJoin(JoinOperator):
         if self.append_only[number]:
             return AppendedRows(state, family, self.inputs[number].copied_keys)
         return Arrangement(state, family)
+
+    @property
+    def layout(self) -> StateLayout:
+        families = zip(("left", "right"), self.append_only, strict=True)
+        return StateLayout(appended=tuple(name for name, appended in families if appended))
 
     def _by_key(self, rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Divide rows into those with a key, and those of whose key a part is null."""

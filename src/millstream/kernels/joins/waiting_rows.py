@@ -6,16 +6,18 @@ few runs, found by binary search, and a slot whose time has passed is dropped wh
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
+from millstream.kernels.arrays import Bools
 from millstream.kernels.changes import concat_present
-from millstream.kernels.frames import TIME, polars_table
+from millstream.kernels.frames import TIME
 from millstream.kernels.state.keyhash import Hashes
 from millstream.kernels.state.operator_state import OperatorState
-from millstream.kernels.state.sorted_runs import EACH_ROW, Run, SortedRuns
+from millstream.kernels.state.sorted_runs import EACH_ROW, Run, Share, SortedRuns
 from millstream.kernels.time.watermarks import NO_WATERMARK
 
 SLOT_US = 3_600_000_000
@@ -27,14 +29,18 @@ _SIGN = np.uint64(1 << 63)
 
 @dataclass
 class WaitingRows:
-    """The rows, with ``__time`` and fixed columns, in one family of an operator's state."""
+    """The rows, with ``__time`` and fixed columns, in one family of an operator's state.
+
+    They have no ``__hash`` yet: ``hashes`` gives it.
+    """
 
     state: OperatorState
     family: str
+    hashes: Callable[[pl.DataFrame], Hashes]
 
     @property
     def runs(self) -> SortedRuns:
-        return self.state.runs(self.family, EACH_ROW, sort_column=_TIME_KEY)
+        return self.state.runs(self.family, EACH_ROW, sort_column=_TIME_KEY, owned=self._owned)
 
     def add(self, rows: pl.DataFrame) -> None:
         """Let rows wait; their times are after all that :meth:`take` has been asked for."""
@@ -63,6 +69,9 @@ class WaitingRows:
         rows = concat_present(found)
         return None if rows is None else rows.drop(_TIME_KEY)
 
+    def _owned(self, rows: pl.DataFrame, share: Share) -> Bools:
+        return share.has(self.hashes(rows))
+
     @property
     def _done_name(self) -> str:
         return f"{self.family}.done"
@@ -74,10 +83,7 @@ class WaitingRows:
 
     def _between(self, run: Run, after_us: int, until_us: int) -> pl.DataFrame:
         """Return the rows of a run with times in ``(after_us, until_us]``."""
-        table = self.runs.table(run)
-        times = table.column(_TIME_KEY).chunk(0).to_numpy()
-        first, end = np.searchsorted(times, _unsigned(after_us, until_us), side="right")
-        return polars_table(table.slice(first, end - first))
+        return self.runs.between(run, *_unsigned(after_us, until_us).tolist())
 
     def _waiting(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Leave out, when runs are folded, the rows that were taken."""

@@ -10,6 +10,7 @@ from millstream.kernels.aggregation import Aggregation
 from millstream.kernels.frames import HASH, ORDER, WATERMARK_SEEN
 from millstream.kernels.sessions.panes import SessionPanes
 from millstream.kernels.sessions.spans import DEFERRED, EXPIRED_END, SPAN, SessionWindow
+from millstream.kernels.state.layout import StateLayout
 from millstream.kernels.time.watermarks import delayed_watermark
 
 TIMER = "__timer"  # Int64, nullable: the earliest timer that is set for it
@@ -46,6 +47,10 @@ class SessionConfig:
     def side_output(self) -> bool:
         """Whether events that are too late go to the side output as they came."""
         return self.panes.emission.late_policy == "side"
+
+    @property
+    def layout(self) -> StateLayout:
+        return StateLayout()
 
     @property
     def transparent(self) -> bool:

@@ -53,12 +53,12 @@ class AppendedRows:
     @property
     def runs(self) -> SortedRuns:
         """The runs of the index, which count the rows."""
-        return self.state.runs(self.family, EACH_ROW)
+        return self.state.runs(self.family, EACH_ROW, numbered=_PLACE)
 
     @property
     def chunks(self) -> SortedRuns:
         """The chunks, oldest first, as the runs of one slot."""
-        return self.state.runs(f"{self.family}.{_CHUNKS}")
+        return self.state.runs(chunks_of(self.family))
 
     def look_up(self, hashes: Hashes) -> pl.DataFrame | None:
         """Return the rows with these hashes, in the order of their arrival; None if there are none.
@@ -101,9 +101,12 @@ class AppendedRows:
     # ── the rows themselves ─────────────────────────────────────────────────────────────────
 
     def _height(self) -> int:
-        """Return how many rows there are, of which the index must have each."""
+        """Return how many rows there are, of which the index must have each.
+
+        Of chunks from before a rescale other buckets may have some of the rows.
+        """
         height = self.chunks.rows
-        if height != self.runs.rows:
+        if height != self.runs.rows and divided_flag(self.family) not in self.state.values:
             raise _wrong_index(f"{self.runs.rows} rows", height)
         return height
 
@@ -140,6 +143,16 @@ class AppendedRows:
         chunks[len(chunks) - count :] = [self.chunks.store.save(_SLOT, made)]
         for chunk in small:
             self.chunks.store.drop(chunk)
+
+
+def chunks_of(family: str) -> str:
+    """Return the name of the family of chunks."""
+    return f"{family}.{_CHUNKS}"
+
+
+def divided_flag(family: str) -> str:
+    """Return the name of the value that is there if other buckets have rows of the chunks."""
+    return f"{family}.divided"
 
 
 def _become_one(sizes: list[int]) -> int:

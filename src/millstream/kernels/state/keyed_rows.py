@@ -34,17 +34,20 @@ _SLOT = 0
 class KeyedRows:
     """The rows of keys in one family of an operator's state, with ``__hash`` and fixed columns.
 
-    ``counted`` and ``signed`` are as in :class:`SortedRuns`.
+    ``counted``, ``signed`` and ``numbered`` are as in :class:`SortedRuns`.
     """
 
     state: OperatorState
     family: str
     counted: str | None = None
     signed: bool = False
+    numbered: str | None = None
 
     @property
     def runs(self) -> SortedRuns:
-        return self.state.runs(self.family, self.counted, signed=self.signed)
+        return self.state.runs(
+            self.family, self.counted, signed=self.signed, numbered=self.numbered
+        )
 
     def get(self, hashes: Hashes) -> pl.DataFrame | None:
         """Return the rows of these hashes (sorted, distinct); None if there are none."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from millstream.kernels.frames import HASH
 from millstream.kernels.state.journal import Journal, MemoryJournal
-from millstream.kernels.state.sorted_runs import RunStore, SortedRuns
+from millstream.kernels.state.sorted_runs import Owned, RunStore, SortedRuns
 
 
 @dataclass
@@ -31,6 +31,8 @@ class OperatorState:
         *,
         signed: bool = False,
         sort_column: str = HASH,
+        numbered: str | None = None,
+        owned: Owned | None = None,
     ) -> SortedRuns:
         """Return the runs of a family; the operator names its families as it likes.
 
@@ -39,6 +41,7 @@ class OperatorState:
         """
         runs = self.families.setdefault(family, SortedRuns(self.store))
         runs.counted, runs.signed, runs.sort_column = counted, signed, sort_column
+        runs.numbered, runs.owned = numbered, owned
         return runs
 
     @property
@@ -52,11 +55,18 @@ class OperatorState:
             name: {str(slot): events for slot, events in sorted(found.spent.items())}
             for name, found in sorted(self.families.items())
         }
-        return {
+        unsettled = {
+            name: sorted(found.unsettled & found.slots.keys())
+            for name, found in sorted(self.families.items())
+        }
+        message = {
             "runs": {name: found for name, found in runs.items() if found},
             "emitted": {name: slots for name, slots in spent.items() if slots},
             "values": self.values,
         }
+        if any(unsettled.values()):
+            message["unsettled"] = {name: slots for name, slots in unsettled.items() if slots}
+        return message
 
     @classmethod
     def from_message(
@@ -65,8 +75,11 @@ class OperatorState:
         journal = journal or MemoryJournal()
         if message is None:
             return cls(store, journal=journal)
+        unsettled = message.get("unsettled", {})
         families = {
-            name: SortedRuns.from_message(found, store, message["emitted"].get(name, {}))
+            name: SortedRuns.from_message(
+                found, store, message["emitted"].get(name, {}), unsettled.get(name, ())
+            )
             for name, found in message["runs"].items()
         }
         return cls(store, families, message["values"], journal)

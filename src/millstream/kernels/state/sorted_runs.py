@@ -15,6 +15,10 @@ merges live rows, which keeps their events; rows that it leaves out must have be
 row that a look-up misses or a fold loses leaves a number that does not fit
 (:mod:`millstream.kernels.state.ledger`).
 
+Where buckets were divided or put together (:mod:`millstream.kernels.state.rescale`), a bucket may have a *share* of a
+run: the rows whose keys are in a range of hashes. Reading leaves out the others, and a fold of the run writes those
+that are read; so nothing is written for a rescale. How many events a share stands for is known once it was folded.
+
 The manifest is all that changes. It is committed together with the runs that it names; a run's
 name is unique to the attempt that wrote it, so that a copy left behind by an attempt that failed
 can never be mistaken for another's.
@@ -25,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 import polars as pl
@@ -33,6 +37,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.errors import CorruptionError
+from millstream.kernels.arrays import Bools
 from millstream.kernels.frames import HASH, arrow_table, polars_table
 from millstream.kernels.state.hash_order import sort_by_hash
 from millstream.kernels.state.keyhash import Hashes
@@ -50,12 +55,47 @@ _REFUSED = (
 )
 
 
+class Share(NamedTuple):
+    """What of a stored run is a bucket's: the rows whose keys have hashes in ``[low, high)``.
+
+    ``stored_rows`` are those of the whole run. ``counted``: the events of the share are known. ``renumbered`` is added to
+    the numbers of its rows, where rows of several buckets with numbers of their own are together now.
+    """
+
+    low: int
+    high: int
+    stored_rows: int
+    counted: bool
+    renumbered: int = 0
+
+    def has(self, hashes: Hashes) -> Bools:
+        """Return which hashes are in the range."""
+        last = np.uint64(self.high - 1)  # 2⁶⁴ is none itself
+        inside: Bools = (hashes >= np.uint64(self.low)) & (hashes <= last)
+        return inside
+
+
+Owned = Callable[[pl.DataFrame, Share], Bools]
+"""Says which rows of a run are in a share of it."""
+
+
+def every_row(rows: pl.DataFrame, _share: Share) -> Bools:
+    """Return that all rows are in a share: of runs in which others than a bucket's own do no harm."""
+    return np.ones(rows.height, np.bool_)
+
+
+def _by_hash(rows: pl.DataFrame, share: Share) -> Bools:
+    return share.has(rows[HASH].to_numpy())
+
+
 @dataclass(frozen=True)
 class Run:
     """One run, or a part of one, as the manifest names it.
 
-    A part with a number above 0 goes on with higher hashes where the one before it ends.
-    ``events`` is how many events its rows stand for, where its family is counted.
+    A part with a number above 0 goes on with higher hashes where the one before it ends; ``first`` is then the lowest
+    of its hashes, if runs of the family are sorted by that of the key.
+    ``events`` is how many events its rows stand for, where its family is counted. Of a share, ``rows`` is about how many
+    it has.
     """
 
     name: str
@@ -64,10 +104,34 @@ class Run:
     size_bytes: int
     events: int = 0
     part: int = 0
+    first: int = 0
+    share: Share | None = None
+
+    @property
+    def stored_rows(self) -> int:
+        return self.rows if self.share is None else self.share.stored_rows
+
+    @property
+    def is_counted(self) -> bool:
+        return self.share is None or self.share.counted
+
+    @property
+    def own_bytes(self) -> int:
+        """About how much of the stored run is the bucket's."""
+        return self.size_bytes * self.rows // max(1, self.stored_rows)
 
     def to_message(self) -> list[Any]:
-        whole = [self.name, self.slot, self.rows, self.size_bytes, self.events]
-        return [*whole, self.part] if self.part else whole
+        message = [self.name, self.slot, self.rows, self.size_bytes, self.events]
+        if self.part or self.first or self.share:
+            message += [self.part, self.first]
+        return [*message, list(self.share)] if self.share else message
+
+    @classmethod
+    def from_message(cls, message: list[Any]) -> Run:
+        if not isinstance(message[-1], list):
+            return cls(*message)
+        name, slot, rows, size_bytes, events, part, first, share = message
+        return cls(name, slot, rows, size_bytes, events, part, first, Share(*share))
 
 
 class RunStore(Protocol):
@@ -95,6 +159,11 @@ class SortedRuns:
     ``signed``: a row may count for less than nothing, and sums go round at 2⁶⁴.
     ``sort_column`` is the UInt64 column by which runs are sorted and searched, ``__hash`` if nothing else
     is said.
+
+    ``numbered`` is a column of numbers that the rows of a bucket have each for itself. ``owned`` says which rows are
+    in a share, if that is not to be seen by their ``__hash``. ``unsettled`` are the slots with shares of runs, of
+    which is not known what was spent: their events are right but for a constant. ``restated``: such a constant has
+    changed, so the numbers before this batch and after it can't be compared.
     """
 
     store: RunStore
@@ -103,14 +172,23 @@ class SortedRuns:
     counted: str | None = None
     signed: bool = False
     sort_column: str = HASH
+    numbered: str | None = None
+    owned: Owned | None = None
+    unsettled: set[int] = field(default_factory=set)
+    restated: bool = False
 
     @classmethod
     def from_message(
-        cls, message: Iterable[list[Any]], store: RunStore, spent: Mapping[str, int] = _NONE
+        cls,
+        message: Iterable[list[Any]],
+        store: RunStore,
+        spent: Mapping[str, int] = _NONE,
+        unsettled: Iterable[int] = (),
     ) -> SortedRuns:
         runs = cls(store, spent={int(slot): events for slot, events in spent.items()})
+        runs.unsettled.update(unsettled)
         for entry in message:
-            run = Run(*entry)
+            run = Run.from_message(entry)
             runs.slots.setdefault(run.slot, []).append(run)
         return runs
 
@@ -124,7 +202,7 @@ class SortedRuns:
 
     @property
     def size_bytes(self) -> int:
-        return sum(run.size_bytes for runs in self.slots.values() for run in runs)
+        return sum(run.own_bytes for runs in self.slots.values() for run in runs)
 
     @property
     def events(self) -> int:
@@ -140,7 +218,9 @@ class SortedRuns:
     def scan(self, slot: int) -> Iterator[pl.DataFrame]:
         """Yield all rows of a slot, run by run, oldest first."""
         for run in self.slots.get(slot, ()):
-            yield self._whole(run)
+            rows = self._whole(run)
+            if rows.height:
+                yield rows
 
     def look_up(self, slot: int, hashes: Hashes) -> Iterator[pl.DataFrame]:
         """Yield, run by run, the rows of a slot whose hash is among ``hashes`` (sorted, distinct).
@@ -151,8 +231,16 @@ class SortedRuns:
         for run in self.slots.get(slot, ()):
             table = self.table(run)
             found = _positions(self._sorted_values(table), hashes)
-            if len(found):
-                yield polars_table(table.take(pa.array(found)))
+            rows = self._own(run, table.take(pa.array(found))) if len(found) else None
+            if rows is not None and rows.height:
+                yield rows
+
+    def between(self, run: Run, after: int, until: int) -> pl.DataFrame:
+        """Return the rows of a run with a value of the sort column in ``(after, until]``."""
+        table = self._stored(run)
+        bounds = np.array([after, until], np.uint64)
+        first, end = np.searchsorted(self._sorted_values(table), bounds, side="right")
+        return self._own(run, table.slice(first, end - first))
 
     def add(
         self,
@@ -185,6 +273,7 @@ class SortedRuns:
             del runs[-len(newest) :]
             folded.insert(0, newest)
             size += _rows(newest)
+        self.restated |= not all(part.is_counted for run in folded for part in run)
         made: list[Run] = []
         gone = 0
         for pieces in self._ranges(folded, rows, size):
@@ -193,15 +282,17 @@ class SortedRuns:
                 merged, left_out = self._folded(pl.concat(pieces), merge, alive)
                 gone += left_out
             if merged.height:
-                made.append(replace(self._saved(slot, merged), part=len(made)))
+                made.append(self._saved(slot, merged, len(made)))
         self._forget(slot, gone, exact=bool(folded) and not runs and all_spent_goes)
         runs += made
         for part in (part for run in folded for part in run):
             self.store.drop(part)
 
-    def _saved(self, slot: int, rows: pl.DataFrame) -> Run:
+    def _saved(self, slot: int, rows: pl.DataFrame, part: int) -> Run:
         table = to_arrow(sort_by_hash(rows, self.sort_column))
-        return replace(self.store.save(slot, table), events=self._events_in(table))
+        first = int(self._sorted_values(table)[0]) if part and self._is_sliced else 0
+        events = self._events_in(table)
+        return replace(self.store.save(slot, table), events=events, part=part, first=first)
 
     def _events_in(self, table: pa.Table) -> int:
         if self.counted is None or self.counted == EACH_ROW:
@@ -236,6 +327,12 @@ class SortedRuns:
         if self.counted is None:
             return
         spent = self.spent.pop(slot, 0) - gone
+        if slot in self.unsettled:
+            if exact:  # from here on it is known: none
+                self.unsettled.remove(slot)
+                self.restated = True
+            self.spend(slot, 0 if exact else spent)
+            return
         if (spent < 0 and not self.signed) or (exact and spent % 2**64):
             raise CorruptionError(
                 f"The ledger of the state does not balance: a fold left out {gone} events, and "
@@ -247,14 +344,14 @@ class SortedRuns:
         self, folded: list[list[Run]], rows: pl.DataFrame, size: int
     ) -> Iterator[list[pl.DataFrame]]:
         """Yield the rows of runs (oldest first) and the new ones, by ranges of hashes, rising."""
-        count = -(-size // PART_ROWS)
-        if count <= 1:
+        parts = -(-size // PART_ROWS)
+        if parts <= 1:
             yield [*(self._whole(part) for run in folded for part in run), rows]
             return
         tables = [[self._whole(part) for part in run] for run in folded]
         tables.append([sort_by_hash(rows, self.sort_column)])
         longest = max(tables, key=lambda run: sum(part.height for part in run))
-        starts = _starts([part[self.sort_column] for part in longest], count)
+        starts = _starts([part[self.sort_column] for part in longest], parts)
         cuts: list[list[pl.DataFrame]] = [[] for _ in range(len(starts) + 1)]
         for part in (part for run in tables for part in run):
             for number, first, end in _cuts(part[self.sort_column].to_numpy(), starts):
@@ -266,21 +363,46 @@ class SortedRuns:
         return values
 
     def table(self, run: Run) -> pa.Table:
-        """Return a run's rows, sorted by ``__hash``.
+        """Return a run's rows, sorted by ``__hash``: of a share its own, if the rows are sorted by what tells them.
 
         Raises:
             CorruptionError: they are not as many as the manifest says.
         """
+        table = self._stored(run)
+        if run.share is None or not self._is_sliced:
+            return table
+        hashes = self._sorted_values(table)
+        first = int(np.searchsorted(hashes, np.uint64(run.share.low)))
+        end = int(np.searchsorted(hashes, np.uint64(run.share.high - 1), side="right"))
+        return table.slice(first, end - first)
+
+    @property
+    def _is_sliced(self) -> bool:
+        """Whether the rows of a share stand together in its run."""
+        return self.sort_column == HASH and self.owned is None
+
+    def _stored(self, run: Run) -> pa.Table:
         table = self.store.load(run)
-        if table.num_rows != run.rows:
-            raise _wrong_run(run.name, f"{table.num_rows} rows", run.rows)
+        if table.num_rows != run.stored_rows:
+            raise _wrong_run(run.name, f"{table.num_rows} rows", run.stored_rows)
         return table
+
+    def _own(self, run: Run, table: pa.Table) -> pl.DataFrame:
+        """Return the rows of a run's table that are the bucket's, under the numbers that they have there."""
+        rows = polars_table(table)
+        if run.share is None:
+            return rows
+        if not self._is_sliced:
+            rows = rows.filter(pl.Series((self.owned or _by_hash)(rows, run.share)))
+        if self.numbered is not None and run.share.renumbered:
+            rows = rows.with_columns(pl.col(self.numbered) + run.share.renumbered)
+        return rows
 
     def _whole(self, run: Run) -> pl.DataFrame:
         """Return a run's rows, all of which are to be read, so that their events can be counted, too."""
-        rows = polars_table(self.table(run))
+        rows = self._own(run, self.table(run))
         events = self.count(rows)
-        if self.counted and events != run.events:
+        if self.counted and run.is_counted and events != run.events:
             raise _wrong_run(run.name, f"rows for {events} events", run.events)
         return rows
 
@@ -298,6 +420,8 @@ class SortedRuns:
         Raises:
             CorruptionError: what ``alive`` leaves out is not what had been given out.
         """
+        if slot in self.unsettled:
+            return  # that is not known
         runs = list(self.slots.get(slot, ()))
         folded: list[list[Run]] = []
         while runs:
@@ -316,6 +440,8 @@ class SortedRuns:
     def drop_slot(self, slot: int) -> int:
         """Forget a whole slot: its time has passed. Give how many events of it were held."""
         dropped = self.slots.pop(slot, [])
+        self.restated |= slot in self.unsettled
+        self.unsettled.discard(slot)
         for run in dropped:
             self.store.drop(run)
         return sum(run.events for run in dropped) - self.spent.pop(slot, 0)
@@ -341,11 +467,11 @@ def _rows(parts: list[Run]) -> int:
     return sum(part.rows for part in parts)
 
 
-def _starts(run: list[pl.Series], count: int) -> Hashes:
+def _starts(run: list[pl.Series], parts: int) -> Hashes:
     """Choose the hashes with which ranges begin that divide a run into so many even parts."""
-    stride = max(1, sum(map(len, run)) // (count * _SAMPLES))
+    stride = max(1, sum(map(len, run)) // (parts * _SAMPLES))
     sample = np.concatenate([part.to_numpy()[::stride] for part in run])
-    return np.unique(sample[len(sample) * np.arange(1, count) // count])
+    return np.unique(sample[len(sample) * np.arange(1, parts) // parts])
 
 
 def _cuts(hashes: Hashes, starts: Hashes) -> Iterator[tuple[int, int, int]]:
@@ -364,6 +490,8 @@ def _cuts(hashes: Hashes, starts: Hashes) -> Iterator[tuple[int, int, int]]:
 
 def _positions(held: Hashes, wanted: Hashes) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return the positions in ``held`` (sorted) of every row whose hash is among ``wanted``."""
+    if not len(held):  # a share of no rows
+        return np.empty(0, np.int64)
     lowest, highest = np.searchsorted(wanted, held[:1]), np.searchsorted(wanted, held[-1:], "right")
     wanted = wanted[lowest[0] : highest[0]]  # held may be one part of many
     first = np.searchsorted(held, wanted, side="left")
@@ -405,19 +533,25 @@ def decode_run(source: pa.Buffer | pa.NativeFile) -> pa.Table:
 
 @dataclass
 class MemoryRunStore:
-    """Runs in a dict: for tests, and for pipelines run in process. They go through bytes, as in a job."""
+    """Runs in a dict: for tests, and for pipelines run in process. They go through bytes, as in a job.
+
+    Its names begin with ``prefix``. ``keeps_all``: what is dropped stays, as it may be a share of what others have.
+    """
 
     tables: dict[str, pa.Table] = field(default_factory=dict)
     saved: int = 0
+    prefix: str = "m"
+    keeps_all: bool = False
 
     def load(self, run: Run) -> pa.Table:
         return self.tables[run.name]
 
     def save(self, slot: int, table: pa.Table) -> Run:
         self.saved += 1
-        run = Run(f"m{self.saved}", slot, table.num_rows, table.nbytes)
+        run = Run(f"{self.prefix}{self.saved}", slot, table.num_rows, table.nbytes)
         self.tables[run.name] = decode_run(encode_run(table))
         return run
 
     def drop(self, run: Run) -> None:
-        del self.tables[run.name]
+        if not self.keeps_all:
+            del self.tables[run.name]

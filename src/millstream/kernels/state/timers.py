@@ -26,7 +26,7 @@ from millstream.kernels.time.watermarks import NO_WATERMARK
 _TIME_KEY = (
     "__time_key"  # UInt64: a time with its sign bit turned, so that it sorts as the time does
 )
-_WAITING = "waiting"
+WAITING = "waiting"
 _SIGN = np.uint64(1 << 63)  # turns the order of signed times into that of unsigned ones
 _SLOTS_PER_WAIT = 8  # the time for which rows wait is divided into about this many slots
 _SLOT_US_MIN = 10_000_000  # a slot costs a few runs however little it holds
@@ -90,10 +90,7 @@ class Timers:
 
     def _between(self, run: Run, after: int, until: int) -> Hashes:
         """Return the keys of a run's timers in ``(after, until]``."""
-        table = self.runs.table(run)
-        times = table.column(_TIME_KEY).chunk(0).to_numpy()
-        first, end = np.searchsorted(times, _unsigned(after, until), side="right")
-        keys: Hashes = table.column(HASH).chunk(0).slice(first, end - first).to_numpy()
+        keys: Hashes = self.runs.between(run, *_unsigned(after, until).tolist())[HASH].to_numpy()
         return keys
 
     def _waiting(self, timers: pl.DataFrame) -> pl.DataFrame:
@@ -104,7 +101,10 @@ class Timers:
 
 @dataclass(frozen=True)
 class WaitingLedger:
-    """How many rows of an operator's state wait for a time in each slot of it, ``slot`` wide."""
+    """How many rows of an operator's state wait for a time in each slot of it, ``slot`` wide.
+
+    Of slots from before the bucket was divided from others, the number is not known: it is null.
+    """
 
     step: str
     state: OperatorState
@@ -116,15 +116,18 @@ class WaitingLedger:
         Raises:
             CorruptionError: rows have waited for a time up to ``now``, and nobody looked at them.
         """
-        counts = {int(slot): rows for slot, rows in self.state.values.get(_WAITING, {}).items()}
+        held: dict[str, int | None] = self.state.values.get(WAITING, {})
+        counts = {int(slot): rows for slot, rows in held.items() if rows is not None}
+        unknown = {int(slot) for slot, rows in held.items() if rows is None}
         for times, sign in ((before, -1), (after, 1)):
             slots, rows = np.unique(times // self.slot, return_counts=True)
             for slot, count in zip(slots.tolist(), rows.tolist(), strict=True):
-                counts[slot] = counts.get(slot, 0) + sign * count
+                if slot not in unknown:
+                    counts[slot] = counts.get(slot, 0) + sign * count
         wrong = {
             slot: rows
             for slot, rows in counts.items()
-            if rows < 0 or (rows and (slot + 1) * self.slot <= now + 1)
+            if rows < 0 or (rows and self._is_over(slot, now))
         }
         if wrong:
             raise CorruptionError(
@@ -133,7 +136,12 @@ class WaitingLedger:
                 "Nothing of this batch was committed. Please report this; the log still holds every "
                 "event."
             )
-        self.state.values[_WAITING] = {str(slot): rows for slot, rows in counts.items() if rows}
+        waiting: dict[str, int | None] = {str(slot): rows for slot, rows in counts.items() if rows}
+        waiting |= {str(slot): None for slot in unknown if not self._is_over(slot, now)}
+        self.state.values[WAITING] = waiting
+
+    def _is_over(self, slot: int, now: int) -> bool:
+        return (slot + 1) * self.slot <= now + 1
 
 
 def _unsigned(*times: int) -> Hashes:

@@ -40,9 +40,18 @@ from millstream.kernels.state.arrangement import Arrangement
 from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.keyed_rows import KeyedRows
 from millstream.kernels.state.keyhash import Hashes, hash_columns
+from millstream.kernels.state.layout import StateLayout
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
-from millstream.kernels.tables.group_sets import GROUP_ID, GroupSets, new_ids
+from millstream.kernels.tables.group_sets import (
+    GROUP_ID,
+    GROUPS,
+    NEXT_ID,
+    SETS,
+    SPACES,
+    GroupSets,
+    new_ids,
+)
 from millstream.kernels.tables.group_times import (
     GROUP,
     GROUP_TIME,
@@ -199,6 +208,12 @@ class GroupBy(UntimedOperator):
             **dict.fromkeys(times, pl.Int64()),
         }
 
+    @property
+    def layout(self) -> StateLayout:
+        if not self.sets.families:
+            return StateLayout()
+        return StateLayout(numbered={NEXT_ID: (GROUPS,)}, sets=(SETS, NEXT_ID, SPACES))
+
     def rows(self, groups: pl.DataFrame, sign: int) -> pl.DataFrame:
         """Return the rows that groups have in the table, with hash and weight."""
         keys = [
@@ -219,7 +234,8 @@ class _GroupBatch:
     seed: int
 
     def __post_init__(self) -> None:
-        self.kept = KeyedRows(self.state, "groups", ROWS)
+        numbered = GROUP_ID if self.step.sets.families else None
+        self.kept = KeyedRows(self.state, GROUPS, ROWS, numbered=numbered)
         self.times = Arrangement(self.state, "times")
         self.ledger = StateLedger(self.step.name, (self.kept.runs,), event_count(self.fresh))
 

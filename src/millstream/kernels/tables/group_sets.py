@@ -7,14 +7,16 @@ brings, and not what the groups hold. Of a group the number of values is kept.
 Sets of one type share their rows: a row has a bit for each set that its value was new in. So to count the
 bidders, and those above a price, takes one row for a bidder whose first bid was above it.
 
-A group is known by a number here, which it gets when it comes, in the order of hashes.
+A group is known by a number here, which it gets when it comes, in the order of hashes. Where buckets were put together,
+whose groups had numbers of their own, all but the first one's are renumbered, each bucket's in a *space* of numbers.
+Their sets stay as they are, a slot for each space, with the numbers as from its start.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Self
 
 import numpy as np
@@ -25,19 +27,22 @@ from millstream.kernels.aggregates.groups import flat, numbered
 from millstream.kernels.aggregates.protocol import Aggregate, TypeOf, bound_type
 from millstream.kernels.aggregation import Aggregation
 from millstream.kernels.arrays import Bools, Int64s
-from millstream.kernels.frames import HASH
+from millstream.kernels.frames import HASH, ROWS
 from millstream.kernels.state.hash_order import differs_from_previous, sort_by_hash, sorted_distinct
+from millstream.kernels.state.keyed_rows import KeyedRows
 from millstream.kernels.state.keyhash import Hashes, hash_columns
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
-from millstream.kernels.state.sorted_runs import EACH_ROW, SortedRuns
+from millstream.kernels.state.sorted_runs import EACH_ROW, Share, SortedRuns, every_row
 from millstream.kernels.tables.group_times import GROUP
 
 GROUP_ID = "__group_id"  # Int64: the number of a group, as long as it is in the table
-_NEXT_ID = "groups.next"
+GROUPS = "groups"  # the family of their rows
+NEXT_ID = "groups.next"
+SPACES = "groups.spaces"  # where the spaces of numbers start
+SETS = "sets"  # the families of their sets begin so
 _VALUE, _SETS = "__value", "__sets"
 _SETS_MAX, _FEW = 63, 8  # in one row; such that the bits are a byte
-_SLOT = 0
 # The number by which a value is found has 23 bits of the group and 40 of the value, or is a hash, above all these.
 _ID_BITS, _VALUE_BITS = 23, 40
 _HASHED = np.uint64(1 << 63)
@@ -104,7 +109,7 @@ class GroupSets:
             if is_counted_set(aggregate):
                 by_type.setdefault(repr(bound_type(aggregate.dtype)), []).append(name)  # type: ignore[attr-defined]
         return [
-            (f"sets {number}.{first}", names[first : first + _SETS_MAX])
+            (f"{SETS} {number}.{first}", names[first : first + _SETS_MAX])
             for number, names in enumerate(by_type.values())
             for first in range(0, len(names), _SETS_MAX)
         ]
@@ -139,16 +144,54 @@ class GroupSets:
         groups = fresh[GROUP].to_numpy()
         first = np.unique(groups, return_index=True)[1]  # the partial that gets a group's counts
         for family, names in self.families:
-            runs = state.runs(family, EACH_ROW)
+            runs = state.runs(family, EACH_ROW, owned=every_row)
             ledger = StateLedger(self.step, (runs,))
-            values = _unknown(runs, _values_by_group(fresh, names, ids, seed))
+            new = []
+            for slot, (start, part) in enumerate(_by_space(state, fresh, ids)):
+                came = _values_by_group(part, names, ids - start, seed)
+                new.append(_unknown(runs, slot, came))
+                _keep(state, runs, slot, new[-1])
+            values = pl.concat(new)
             ledger.events_in = values.height
-            if values.height:
-                runs.add(_SLOT, values.drop(GROUP), lambda rows: rows)
             ledger.check()
             made += list(_counts(values, names, first, fresh.height))
         sets = [set_column(name) for _, names in self.families for name in names]
         return fresh.drop(sets).hstack(made)
+
+
+def _spaces(state: OperatorState) -> list[int]:
+    """Return where the spaces of numbers start."""
+    starts: list[int] = state.values.get(SPACES, [0])
+    return starts
+
+
+def _by_space(
+    state: OperatorState, fresh: pl.DataFrame, ids: Int64s
+) -> Iterator[tuple[int, pl.DataFrame]]:
+    """Yield the start of each space of numbers, and the partials of its groups."""
+    starts = _spaces(state)
+    if len(starts) == 1:
+        yield starts[0], fresh
+        return
+    spaces = np.searchsorted(starts, ids[fresh[GROUP].to_numpy()], side="right") - 1
+    for slot, start in enumerate(starts):
+        yield start, fresh.filter(pl.Series(spaces == slot))
+
+
+def _keep(state: OperatorState, runs: SortedRuns, slot: int, values: pl.DataFrame) -> None:
+    """Keep new values of one space of numbers."""
+    if values.height:
+        runs.owned = partial(_of_own_groups, state, _spaces(state)[slot])
+        runs.add(slot, values.drop(GROUP), lambda rows: rows)
+        runs.owned = every_row
+
+
+def _of_own_groups(state: OperatorState, start: int, rows: pl.DataFrame, _share: Share) -> Bools:
+    """Return which rows of sets are of groups of this bucket, where it shares them with others."""
+    groups = KeyedRows(state, GROUPS, ROWS, numbered=GROUP_ID).scan()
+    if groups is None:
+        return np.zeros(rows.height, np.bool_)
+    return np.isin(rows[GROUP_ID].to_numpy() + start, groups[GROUP_ID].to_numpy())
 
 
 def is_counted_set(aggregate: Aggregate) -> bool:
@@ -158,8 +201,8 @@ def is_counted_set(aggregate: Aggregate) -> bool:
 
 def new_ids(state: OperatorState, groups: pl.DataFrame, keys: Sequence[str]) -> pl.Series:
     """Return numbers that no group has had, for groups with these hashes and keys."""
-    first: int = state.values.get(_NEXT_ID, 0)
-    state.values[_NEXT_ID] = first + groups.height
+    first: int = state.values.get(NEXT_ID, 0)
+    state.values[NEXT_ID] = first + groups.height
     hashes = groups[HASH].to_numpy()
     order = np.argsort(hashes, kind="stable")
     if not differs_from_previous(hashes[order]).all():
@@ -225,12 +268,12 @@ def _whole_codes(values: pl.DataFrame, ids: Int64s) -> Hashes | None:
     return np.where(fits, groups << _VALUE_BITS | whole, -1).view(np.uint64)
 
 
-def _unknown(runs: SortedRuns, values: pl.DataFrame) -> pl.DataFrame:
+def _unknown(runs: SortedRuns, slot: int, values: pl.DataFrame) -> pl.DataFrame:
     """Return the values that a set does not have yet, with the bits of these sets."""
     hashes = values[HASH].to_numpy()
     alone = differs_from_previous(hashes).all()
     unknown = values[_SETS].to_numpy().copy()
-    for found in runs.look_up(_SLOT, sorted_distinct(hashes)):
+    for found in runs.look_up(slot, sorted_distinct(hashes)):
         if alone:
             at = np.searchsorted(hashes, found[HASH].to_numpy())
             same = _equal(values[at], found)

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from millstream.kernels.arrays import Bools
 from millstream.kernels.changes import consolidate, total_weight, with_diff
 from millstream.kernels.frames import HASH, TIME, WEIGHT
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
@@ -31,7 +32,7 @@ from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.keyhash import hash_columns
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
-from millstream.kernels.state.sorted_runs import EACH_ROW, SortedRuns
+from millstream.kernels.state.sorted_runs import EACH_ROW, Share, SortedRuns
 from millstream.kernels.trend.local_time import LocalSpan
 from millstream.kernels.trend.open_windows import (
     START,
@@ -153,7 +154,12 @@ class _EarlierValues:
 
     @property
     def runs(self) -> SortedRuns:
-        return self.state.runs(_VALUES, EACH_ROW)
+        return self.state.runs(_VALUES, EACH_ROW, owned=self._owned)
+
+    def _owned(self, rows: pl.DataFrame, share: Share) -> Bools:
+        """Return which rows are in a share: it goes by the hash of the key, and ``__hash`` is of key and start."""
+        key = tuple(str(number) for number in range(len(self.operator.by)))
+        return share.has(hash_columns(rows, key, self.context.seed))
 
     @property
     def _width_us(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from millstream.kernels.aggregation import Aggregation
+from millstream.kernels.state.layout import StateLayout
 from millstream.kernels.trigger import EmitStrategy
 
 
@@ -19,6 +20,10 @@ class AggregateOperator:
     @property
     def by(self) -> tuple[str, ...]:
         return self.aggregation.by
+
+    @property
+    def layout(self) -> StateLayout:
+        return StateLayout()
 
     @property
     def transparent(self) -> bool:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from millstream.kernels.aggregation import Aggregation, event_count
+from millstream.kernels.changes import concat_present
 from millstream.kernels.frames import HASH, ROWS, WINDOW
 from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.sorted_runs import SortedRuns
@@ -166,9 +167,10 @@ class PendingPanes:
         """Return the rows due by running time, merged, and drop their timers."""
         found: list[pl.DataFrame] = []
         for due_ms in sorted(slot for slot in self.timers.slots if slot <= self.clock_ms):
-            keys = pl.concat(list(self.timers.scan(due_ms)))
-            known = self.known(keys)
-            found.append(known.filter(pl.col(STEP) == due_ms))
+            keys = concat_present(list(self.timers.scan(due_ms)))
+            if keys is not None:  # of a share of timers, none may be this bucket's
+                known = self.known(keys)
+                found.append(known.filter(pl.col(STEP) == due_ms))
             self.timers.drop_slot(due_ms)
         return pl.concat(found) if found else None
 

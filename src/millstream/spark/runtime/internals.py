@@ -68,7 +68,7 @@ def launch_jvm(
         EnvironmentProblem: the JVM did not start; the message ends with its output.
 
     """
-    command = [str(_spark_home(env) / "bin" / "spark-submit")]
+    command = [str(spark_home(env) / "bin" / "spark-submit")]
     for name, value in settings.items():
         command += ["--conf", f"{name}={value}"]
     command += shlex.split(env.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
@@ -104,11 +104,11 @@ def make_spark_home(folder: Path) -> Path:
     """
     folder.mkdir()
     for name in ("bin", "jars"):
-        (folder / name).symlink_to(_spark_home({}) / name)
+        (folder / name).symlink_to(spark_home({}) / name)
     return folder
 
 
-def _spark_home(env: Mapping[str, str]) -> Path:
+def spark_home(env: Mapping[str, str]) -> Path:
     """Return the Spark to start: the user's, else the one that came with this PySpark."""
     if home := env.get("SPARK_HOME"):
         return Path(home)

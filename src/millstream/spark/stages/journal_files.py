@@ -34,7 +34,7 @@ from millstream.errors import EnvironmentProblem
 from millstream.log.files import DISK, NewFile, read_whole
 
 JOURNAL_FOLDER = "journal"
-_DRAFT = ".draft"
+DRAFT = ".draft"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class JournalFiles:
         path = self._path(name)
         self.folder.mkdir(parents=True, exist_ok=True)
         DISK.sync_folder(self.folder.parent)
-        draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}{_DRAFT}")
+        draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}{DRAFT}")
         with NewFile(DISK, draft) as file:
             file.write(entry)
             file.sync()  # step 1
@@ -88,5 +88,5 @@ class JournalFiles:
 def remove_entries(folder: Path, *, keep: int) -> None:
     """Remove all entries and drafts but those of one batch; nobody else may be working on another."""
     for name in DISK.names(folder):
-        if name.partition("-")[0] != str(keep) or name.endswith(_DRAFT):
+        if name.partition("-")[0] != str(keep) or name.endswith(DRAFT):
             (folder / name).unlink(missing_ok=True)

@@ -8,14 +8,21 @@ are removed after their batch's commit; what a crash leaves is removed by the ne
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.errors import RetriableError
 from millstream.kernels.state.journal import Journal
+from millstream.log.files import DISK
 from millstream.object_store.client import ObjectClient
 from millstream.object_store.place import StatePlace
-from millstream.spark.stages.journal_files import JOURNAL_FOLDER, JournalFiles, remove_entries
+from millstream.spark.stages.journal_files import (
+    DRAFT,
+    JOURNAL_FOLDER,
+    JournalFiles,
+    remove_entries,
+)
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,16 @@ class JournalPlace:
         if self._url is None:
             return JournalFiles(self._folder, batch_id, key, bucket)
         return JournalObjects(ObjectClient(self._url), batch_id, key, bucket)
+
+    def has_entries(self, batch_id: int) -> bool:
+        """Return whether a batch has entries."""
+        if self._url is None:
+            names: Iterable[str] = DISK.names(self._folder)
+        else:
+            names = ObjectClient(self._url).names()
+        return any(
+            name.partition("-")[0] == str(batch_id) and not name.endswith(DRAFT) for name in names
+        )
 
     def remove(self, *, keep: int) -> None:
         """Remove all entries but those of one batch; nobody else may be working on another."""

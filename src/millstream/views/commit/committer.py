@@ -29,7 +29,7 @@ from millstream.kernels.frames import (
     decode_message,
 )
 from millstream.kernels.plan import JobPlan, SinkPlan, ViewSinkSpec
-from millstream.kernels.routing import LEDGER_COUNTS, LEDGER_NOTES, OffsetRange
+from millstream.kernels.routing import LEDGER_COUNTS, LEDGER_NOTES, HotKey, OffsetRange
 from millstream.kernels.time.log_order import in_log_order
 from millstream.kernels.time.watermarks import NO_WATERMARK
 from millstream.views.commit.ledger import (
@@ -43,9 +43,10 @@ from millstream.views.commit.ledger import (
 from millstream.views.commit.pipeline_graph import pipeline_graph
 from millstream.views.coverage import initial_coverage
 from millstream.views.position import merge_positions
+from millstream.views.retractions import view_change, view_schema
 from millstream.views.schema import Fence, ViewChange, ViewSchema
 from millstream.views.sink import RunStart, Sink, SinkBatch
-from millstream.views.sinks.retractions import view_change, view_schema
+from millstream.views.staging import StagedChange, StagedRows, Stager
 from millstream.views.state_store.program import StoredProgram
 from millstream.views.state_store.program_tables import RunProgram
 from millstream.views.state_store.store import StateStore
@@ -61,6 +62,7 @@ class BatchResult:
 
     steps: tuple[str, ...] = ()
     rows: dict[str, pl.DataFrame] = field(default_factory=dict)  # output → with hidden columns
+    staged: dict[str, StagedRows] = field(default_factory=dict)  # output → what tasks have written
     dead_letters: pl.DataFrame | None = None
     step_counts: dict[str, Counter[str]] = field(default_factory=dict)
     # source → partition
@@ -74,6 +76,7 @@ class BatchResult:
     forgotten_producers: dict[str, int] = field(default_factory=dict)
     clocks: dict[str, dict[str, Any]] = field(default_factory=dict)  # operator → input → its time
     late_by_us: dict[str, int] = field(default_factory=dict)  # step → the most that an event missed
+    hot_keys: list[HotKey] = field(default_factory=list)  # as tasks found them
     sent: Counter[str] = field(default_factory=Counter)  # port → rows, and messages
     arrived: Counter[str] = field(default_factory=Counter)
 
@@ -103,6 +106,12 @@ class BatchResult:
         low_us = min(self.watermarks.values(), default=NO_WATERMARK)
         return None if low_us <= NO_WATERMARK else _EPOCH + timedelta(microseconds=low_us)
 
+    @property
+    def emitted(self) -> int:
+        """How many rows go to outputs."""
+        staged = sum(each.rows for each in self.staged.values())
+        return staged + sum(rows.height for rows in self.rows.values())
+
     def ledger_entries(self) -> list[dict[str, Any]]:
         """Return the ledger entry of each step: rows read, by exit; rows given on; notes."""
         at = {step: number for number, step in enumerate(self.steps)}
@@ -127,13 +136,17 @@ class BatchResult:
         check_ports({port: n for port, n in self.sent.items() if port not in natives}, self.arrived)
 
 
-def collect_results(plan: JobPlan, rows: Iterable[FrameRow]) -> BatchResult:
+def collect_results(
+    plan: JobPlan, rows: Iterable[FrameRow], staged: Mapping[str, StagedRows] | None = None
+) -> BatchResult:
     """Collect the rows that a batch's sources and stages give to the sinks.
+
+    ``staged`` are the outputs whose rows tasks have written, so that they are not among ``rows``.
 
     Raises:
         BadRecordError: there is a dead letter of a topic that was declared with ``bad="stop"``.
     """
-    result = BatchResult(plan.steps)
+    result = BatchResult(plan.steps, staged=dict(staged or {}))
     sinks = {sink.port: sink for sink in plan.sinks}
     frames: dict[int, list[pl.DataFrame]] = {}
     for row in rows:
@@ -151,6 +164,9 @@ def collect_results(plan: JobPlan, rows: Iterable[FrameRow]) -> BatchResult:
             continue
         # Of rows that replace one another, the last one in the log counts.
         result.rows[sinks[port].name] = in_log_order(table)
+    for sink in plan.sinks:
+        if sink.name in result.staged:
+            result.arrived[str(sink.port)] += result.staged[sink.name].rows
     for source in plan.sources:
         offsets = result.position.setdefault(source.topic, {})
         for partition, read in result.ranges.get(source.name, {}).items():
@@ -202,6 +218,7 @@ def _add_report(result: BatchResult, report: Mapping[str, Any]) -> None:
     result.clocks.update(report.get("clocks", {}))
     for step, late_by_us in report.get("late_by_us", {}).items():
         result.late_by_us[step] = max(result.late_by_us.get(step, 0), late_by_us)
+    result.hot_keys.extend(HotKey(*each) for each in report.get("hot_keys", ()))
     result.forgotten_producers.update(report.get("forgotten", {}))  # every bucket says the same
 
 
@@ -330,7 +347,7 @@ class BatchCommitter:
         if not self.state_store.is_next(fence):
             return False
         result.check_balance(self.plan, self.position)
-        part = SinkBatch(result.rows, result.position)
+        part = SinkBatch(result.rows, result.position, result.staged)
         participants = [sink for sink in self.sinks if sink.participates(part)]
         for sink in participants:
             sink.commit(fence, part)
@@ -356,12 +373,21 @@ class BatchCommitter:
     def _fence(self, batch_id: int) -> Fence:
         return Fence(self.plan.app, self._job, self.run, batch_id)
 
-    def _view_changes(self, result: BatchResult) -> list[ViewChange]:
-        changes = [
-            view_change(sink, result.rows[sink.name])
-            for sink in self.plan.sinks
-            if _in_state_store(sink) and sink.name in result.rows
-        ]
+    def stager(self, batch_id: int, sink: SinkPlan) -> Stager | None:
+        """Return what stages the rows of an output; None if the driver has to write them."""
+        fence = self._fence(batch_id)
+        if _in_state_store(sink):
+            return self.state_store.stager(fence, sink)
+        found = (each.stager(fence, sink.name) for each in self.sinks)
+        return next((stager for stager in found if stager is not None), None)
+
+    def _view_changes(self, result: BatchResult) -> list[ViewChange | StagedChange]:
+        changes: list[ViewChange | StagedChange] = []
+        for sink in filter(_in_state_store, self.plan.sinks):
+            if sink.name in result.rows:
+                changes.append(view_change(sink, result.rows[sink.name]))
+            elif sink.name in result.staged:
+                changes.append(StagedChange(sink.name, result.staged[sink.name]))
         if result.dead_letters is not None:
             changes.insert(0, ViewChange(DEAD_LETTERS_VIEW, result.dead_letters))
         return changes

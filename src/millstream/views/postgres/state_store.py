@@ -25,29 +25,41 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import polars as pl
 
 from millstream.errors import ConfigError, FencedError, MillstreamError, RetriableError
+from millstream.kernels.plan import SinkPlan
 from millstream.views.address import PostgresAddress, StateStoreAddress
 from millstream.views.postgres.connection import PostgresConnection
 from millstream.views.postgres.privileges import check_privileges, create_schema
 from millstream.views.postgres.reader import query_statement
+from millstream.views.postgres.staging import (
+    PostgresStager,
+    StagedTables,
+    create_tables,
+    merge_staged,
+    remove_tables,
+)
 from millstream.views.postgres.values import decode_rows
 from millstream.views.postgres.view_table import PostgresViewTable, check_view_name
 from millstream.views.postgres.writer import delete_rows, upsert_rows
 from millstream.views.query import Query
+from millstream.views.retractions import view_schema
 from millstream.views.runs.control_files import reset_command
 from millstream.views.schema import Fence, ViewChange, ViewSchema
+from millstream.views.staging import StagedChange
+from millstream.views.state_store import changelog
 from millstream.views.state_store.database import Database, Rows, StoreName
 from millstream.views.state_store.program_tables import RunProgram
-from millstream.views.state_store.reader import FORMAT
+from millstream.views.state_store.reader import FORMAT, schema_of, seq_next
 from millstream.views.state_store.store import CHANGES_KEPT, StateStore
 from millstream.views.state_store.view_table import quote_identifier
 
@@ -312,6 +324,7 @@ class PostgresStateStore(StateStore):
 
         self._write(drop)
         assert self._writer is not None
+        remove_tables(self._writer, self.address.app, sys.maxsize)
         try:
             with self._writer.transaction() as session:
                 session.execute(f"DROP SCHEMA {quote_identifier(self.address.schema)}".encode())
@@ -336,7 +349,7 @@ class PostgresStateStore(StateStore):
     def commit(
         self,
         fence: Fence,
-        changes: Sequence[ViewChange],
+        changes: Sequence[ViewChange | StagedChange],
         *,
         position: Mapping[str, Any],
         ledger: Sequence[Mapping[str, Any]] = (),
@@ -353,8 +366,39 @@ class PostgresStateStore(StateStore):
             sinks=sinks,
             state=state,
         )
+        if self._writer is not None and any(isinstance(each, StagedChange) for each in changes):
+            with suppress(MillstreamError):  # left to the next batch, or run
+                remove_tables(self._writer, fence.app, fence.run)
         # Of this run, a batch that a broken commit had begun and the repetition found is this one.
         return done or self._unconfirmed is True
+
+    def begin_run(
+        self, app: str, job: str, checkpoint_id: str, beginning: RunProgram | None = None
+    ) -> tuple[int, int]:
+        run, batch_id = super().begin_run(app, job, checkpoint_id, beginning)
+        assert self._writer is not None, "it can write"
+        with suppress(MillstreamError):  # left to the next batch, or run
+            remove_tables(self._writer, app, run)
+        return run, batch_id
+
+    def stager(self, fence: Fence, sink: SinkPlan) -> PostgresStager | None:
+        if not sink.key:  # a view without a key has one row
+            return None
+        tables = StagedTables.of(fence, sink.name)
+        self._write(lambda db: create_tables(_session(db), view_schema(sink), tables))
+        return PostgresStager(self.address.database, _settings(self.address), sink, tables)
+
+    def _apply(self, db: Database, fence: Fence, change: ViewChange | StagedChange) -> None:
+        if isinstance(change, ViewChange):
+            super()._apply(db, fence, change)
+            return
+        schema = schema_of(db, change.view, self.store_name)
+        seq_before = seq_next(db, schema.name)
+        merged = merge_staged(_session(db), schema, change.staged, self._changes_kept)
+        seq = seq_before + merged.unlogged
+        for operation, rows in merged.logged:
+            seq = changelog.append(db, schema, rows, operation, seq=seq, batch_id=fence.batch_id)
+        self._end_changes(db, fence, schema, seq_before, seq)
 
     def _has_table(self, db: Database, table: str) -> bool:
         return _has_table(db, table)

@@ -24,15 +24,22 @@ _UNESCAPES = {kept: given for given, kept in _ESCAPES.items()}
 _COPY = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", **_ESCAPES}
 
 
-def encode_copy(frame: pl.DataFrame, schema: ViewSchema) -> bytes:
-    """Return the rows of a normalised frame, with their numbers before them, as COPY reads them."""
+def encode_copy(
+    frame: pl.DataFrame, schema: ViewSchema, *, start: int = 0, attempt: int | None = None
+) -> bytes:
+    """Return the rows of a normalised frame as COPY reads them, with their numbers from ``start`` before them.
+
+    ``attempt``, if it is given, comes before these.
+    """
     kinds = schema.kinds
-    numbers = pl.int_range(frame.height, eager=True).cast(pl.String).alias("i")
+    numbers = [pl.int_range(start, start + frame.height, eager=True).cast(pl.String).alias("i")]
+    if attempt is not None:
+        numbers.insert(0, pl.repeat(str(attempt), frame.height, eager=True).alias("attempt"))
     values = [
         _copy_column(column, kinds[column.name]).alias(f"c{n}")
         for n, column in enumerate(frame.iter_columns())
     ]
-    lines = pl.DataFrame([numbers, *values]).write_csv(
+    lines = pl.DataFrame([*numbers, *values]).write_csv(
         include_header=False, separator="\t", null_value="\\N", quote_style="never"
     )
     return lines.encode()

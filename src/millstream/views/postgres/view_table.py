@@ -150,6 +150,11 @@ def to_staged(kind: str, column: str) -> str:
     return f"{column}::text" if kind.startswith("decimal") else column
 
 
+def _of_attempt(attempt: int, rows: range, table: str = "") -> str:
+    """Return the condition of a range of rows that an attempt has copied."""
+    return f"{table}attempt = {attempt} AND {table}i >= {rows.start} AND {table}i < {rows.stop}"
+
+
 class PostgresViewTable:
     """The statements for the table of one view; texts only. ``stage`` names its temporary tables."""
 
@@ -236,9 +241,35 @@ class PostgresViewTable:
         """Create the temporary table for keys to be deleted."""
         return self._create_temporary(self.delete_stage, self.schema.key)
 
+    def create_staged(self, table: str, names: Sequence[str]) -> str:
+        """Create a table for rows, or keys, that tasks copy: each with its attempt's number, and its own in ``i``."""
+        kinds = self.schema.kinds
+        columns = [f"c{n} {staged_type(kinds[name])}" for n, name in enumerate(names)]
+        return (
+            f"CREATE UNLOGGED TABLE IF NOT EXISTS {table} "
+            f"(attempt bigint, i integer, {', '.join(columns)})"
+        )
+
     @cached_property
     def upsert(self) -> str:
         """Move the staged rows into the table; return the keys of those that are new or differ."""
+        returned = ", ".join(self._staged_values(self.schema.key)) or "0"
+        return f"{self._move(f'{self.stage} ORDER BY i')} RETURNING {returned}"
+
+    def merge(self, table: str, attempt: int, rows: range, *, returning: bool) -> str:
+        """Move rows that an attempt has copied into the view; return those that are new or differ, if asked to."""
+        move = self._move(f"{table} WHERE {_of_attempt(attempt, rows)}")
+        if not returning:
+            return move
+        return f"{move} RETURNING {', '.join(self._staged_values(self.schema.names))}"
+
+    def _staged_values(self, names: Sequence[str]) -> list[str]:
+        """Return the expressions of a row's values in their staged form."""
+        kinds = self.schema.kinds
+        return [to_staged(kinds[name], f"t.{self._by_name[name]}") for name in names]
+
+    def _move(self, source: str) -> str:
+        """Move staged rows into the table, but those that are there as they are."""
         staged = [from_staged(kind, f"c{n}") for n, (_, kind) in enumerate(self.schema.columns)]
         values = [column for column in self._columns if column not in self._keys]
         action = "NOTHING"
@@ -247,13 +278,10 @@ class PostgresViewTable:
             now = ", ".join(f"t.{c}" for c in values)
             then = ", ".join(f"excluded.{c}" for c in values)
             action = f"UPDATE SET {assigned} WHERE ROW({now}) IS DISTINCT FROM ROW({then})"
-        kinds = self.schema.kinds
-        keys = [to_staged(kinds[name], f"t.{self._by_name[name]}") for name in self.schema.key]
         return (
             f"INSERT INTO {self.name} AS t ({', '.join(self._columns)}) "  # noqa: S608
-            f"SELECT {', '.join(staged)} FROM {self.stage} ORDER BY i "
-            f"ON CONFLICT ({self._index_entries}) DO {action} "
-            f"RETURNING {', '.join(keys) or '0'}"
+            f"SELECT {', '.join(staged)} FROM {source} "
+            f"ON CONFLICT ({self._index_entries}) DO {action}"
         )
 
     def delete(self, nulls: Sequence[bool]) -> str:
@@ -262,6 +290,15 @@ class PostgresViewTable:
         ``nulls`` says which key columns are null. A statement for each pattern can use the index; one
         statement for values that are null or equal cannot.
         """
+        return f"{self._delete(self.delete_stage, nulls)} RETURNING s.i"
+
+    def delete_staged(self, table: str, attempt: int, rows: range, nulls: Sequence[bool]) -> str:
+        """Delete the rows of keys that an attempt has copied, likewise; return those keys."""
+        keys = ", ".join(f"s.c{n}" for n in range(len(self.schema.key)))
+        found = f"{self._delete(table, nulls)} AND {_of_attempt(attempt, rows, 's.')}"
+        return f"{found} RETURNING {keys}"
+
+    def _delete(self, source: str, nulls: Sequence[bool]) -> str:
         kinds = self.schema.kinds
         same = []
         for n, (name, null) in enumerate(zip(self.schema.key, nulls, strict=True)):
@@ -271,8 +308,8 @@ class PostgresViewTable:
             else:
                 same.append(self._compare(name, column, "=", from_staged(kinds[name], f"s.c{n}")))
         return (
-            f"DELETE FROM {self.name} AS t USING {self.delete_stage} AS s "  # noqa: S608
-            f"WHERE {' AND '.join(same)} RETURNING s.i"
+            f"DELETE FROM {self.name} AS t USING {source} AS s "  # noqa: S608
+            f"WHERE {' AND '.join(same)}"
         )
 
     def select(

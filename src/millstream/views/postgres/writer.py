@@ -5,6 +5,7 @@ The temporary table has been made, and is empty. All happens within the caller's
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -40,14 +41,17 @@ def upsert_rows(session: Session, table: PostgresViewTable, rows: pl.DataFrame) 
     return sqlite_values.select_keys(rows, changed)
 
 
+def null_patterns(keys: pl.DataFrame) -> Iterator[tuple[bool, ...]]:
+    """Yield which key columns are null together, for :meth:`PostgresViewTable.delete`."""
+    columns = [keys[name].alias(str(n)).is_null() for n, name in enumerate(keys.columns)]
+    yield from pl.DataFrame(columns).unique().iter_rows()
+
+
 def delete_rows(session: Session, table: PostgresViewTable, keys: pl.DataFrame) -> pl.DataFrame:
     """Delete the rows of some keys; return the keys that were there."""
     _copy(session, table.delete_stage, keys, table.schema)
-    patterns = pl.DataFrame(
-        [keys[name].alias(str(n)).is_null() for n, name in enumerate(keys.columns)]
-    ).unique()
     gone: list[int] = []
-    for nulls in patterns.iter_rows():
+    for nulls in null_patterns(keys):
         found = session.execute(table.delete(nulls)).fetchall()
         gone += [number for (number,) in found]
     return keys[sorted(gone)]

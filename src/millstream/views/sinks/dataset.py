@@ -6,7 +6,8 @@ A batch is committed in these steps, under the lock of the folder:
 a crash after                          leaves
 =====================================  ==========================================================
 1. the batch's files are written and   files that no manifest names: nobody reads them, and the
-   synced, with their folders          next start removes them
+   synced, with their folders, here    next start removes them
+   or before it by tasks
 2. merged files are written and synced the same; what they replace is still named
 3. the new manifest is written and     a stray ``_manifest.json.new``, which the next one overwrites
    synced beside the old
@@ -18,27 +19,23 @@ a crash after                          leaves
 
 from __future__ import annotations
 
-import io
-import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
 
 import polars as pl
 
 from millstream.errors import ConfigError, CorruptionError, FencedError, RetriableError
-from millstream.kernels.column_types import of_one_zero
 from millstream.kernels.plan import DatasetSinkSpec, SinkPlan
-from millstream.log.files import DISK, Files, NewFile
+from millstream.log.files import DISK, Files
 from millstream.views.coverage import CoverageSpan, partial_note, sink_label, warn_if_partial
+from millstream.views.retractions import DIFF_COLUMN, with_diff_column
 from millstream.views.schema import Fence
 from millstream.views.sink import RunStart, SinkBatch, check_written
+from millstream.views.sinks.dataset_files import FILE_NAME, DatasetStager, DatasetWriter
 from millstream.views.sinks.dataset_manifest import (
     FILE,
     DataFile,
@@ -51,18 +48,11 @@ from millstream.views.sinks.dataset_manifest import (
     write_manifest,
 )
 from millstream.views.sinks.dataset_merge import files_to_merge
-from millstream.views.sinks.retractions import DIFF_COLUMN, with_diff_column
 
 REPLACED_FILES_RETENTION_MS = 10 * 60_000
 """How long a file that was merged into another stays, for readers that began before."""
 
-_FILE_NAME = re.compile(r"\d{12,}-[0-9a-f]{12}\.parquet")  # batch_id, and what makes it unique
 _NAME_PREFIX = "the dataset "
-_NAME_BYTES_MAX = 120  # of a column or a value; a file system takes 255 for both
-_BEGINNING_BYTES = 60
-_HASH_DIGITS = 32
-_CUT_ESCAPE = re.compile(r"%[0-9A-F]?$")
-_NULL = "__HIVE_DEFAULT_PARTITION__"  # null in Hive's layout
 
 
 def _identity(manifest: Manifest) -> str:
@@ -101,6 +91,10 @@ class DatasetSink:
     @property
     def identity(self) -> str:
         return _identity(self._manifest())
+
+    @property
+    def _writer(self) -> DatasetWriter:
+        return DatasetWriter(self.folder, self._sink.schema, self._partition_by, self._files)
 
     def _create(self) -> None:
         """Create the folder and an empty manifest, unless they are there."""
@@ -182,12 +176,17 @@ class DatasetSink:
         """Remove the files that a crash left: those that the manifest does not name."""
         named = {file.path for file in manifest.files} | {file.path for file in manifest.replaced}
         for path in list(self.folder.rglob("*.parquet")):
-            ours = _FILE_NAME.fullmatch(path.name)
+            ours = FILE_NAME.fullmatch(path.name)
             if ours and path.relative_to(self.folder).as_posix() not in named:
                 path.unlink()
 
     def participates(self, part: SinkBatch) -> bool:
-        return self._sink.name in part.rows
+        return part.has(self._sink.name)
+
+    def stager(self, fence: Fence, output: str) -> DatasetStager | None:
+        if output != self._sink.name:
+            return None
+        return DatasetStager(self._writer, self._manifest().identity, fence.batch_id)
 
     def commit(self, fence: Fence, part: SinkBatch) -> bool:
         try:
@@ -203,13 +202,11 @@ class DatasetSink:
             manifest = self._manifest()
             if not self._admit(manifest, fence):
                 return False
-            rows = with_diff_column(part.rows[self._sink.name])
-            if DIFF_COLUMN in rows.columns and DIFF_COLUMN not in manifest.schema:
+            written, has_diff = self._written(part, fence.batch_id)  # step 1
+            if has_diff and DIFF_COLUMN not in manifest.schema:
                 manifest = replace(
                     manifest, columns=encode_columns({**self._schema, DIFF_COLUMN: pl.Int8()})
                 )
-            written = self._write(rows, fence.batch_id)  # step 1
-            check_written(self.name, rows.height, sum(file.rows for file in written))
             added = [*manifest.files, *written]
             files, gone = self._merge_small_files(added, fence.batch_id)  # step 2
             assert manifest.fence is not None, "checked by _admit"
@@ -246,42 +243,20 @@ class DatasetSink:
         old = [file for file in replaced if file.since_ms < before_ms]
         return old, [file for file in replaced if file.since_ms >= before_ms]
 
-    def _write(self, rows: pl.DataFrame, batch_id: int) -> list[DataFile]:
-        """Write a batch's rows, one file per partition, durably; return what was written."""
-        types = {
-            **self._schema,
-            **({DIFF_COLUMN: pl.Int8()} if DIFF_COLUMN in rows.columns else {}),
-        }
-        rows = pl.DataFrame({name: rows[name].cast(dtype) for name, dtype in types.items()})
-        return [self._write_file(part, folder, batch_id) for folder, part in self._partitions(rows)]
-
-    def _partitions(self, rows: pl.DataFrame) -> Iterable[tuple[str, pl.DataFrame]]:
-        if not self._partition_by:
-            return [("", rows)]
-        named = pl.DataFrame([rows[c].alias(str(n)) for n, c in enumerate(self._partition_by)])
-        named = named.select(_canonical_text(column) for column in named.iter_columns())
-        groups = named.with_row_index("at").group_by(named.columns, maintain_order=True)
-        return [(self._folder_name(values), rows[group["at"]]) for values, group in groups]
-
-    def _folder_name(self, values: Sequence[Any]) -> str:
-        return "/".join(
-            f"{_folder_component(name)}={_NULL if value is None else _folder_component(value)}"
-            for name, value in zip(self._partition_by, values, strict=True)
-        )
-
-    def _write_file(self, rows: pl.DataFrame, partition: str, batch_id: int) -> DataFile:
-        buffer = io.BytesIO()
-        rows.write_parquet(buffer)
-        name = f"{batch_id:012}-{uuid.uuid4().hex[:12]}.parquet"
-        path = self.folder / partition / name
-        missing = [one for one in path.parents if not one.exists()]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with NewFile(self._files, path) as file:
-            file.write(buffer.getvalue())
-            file.sync()
-        for folder in {path.parent, *(one.parent for one in missing)}:
-            self._files.sync_folder(folder)
-        return DataFile(path.relative_to(self.folder).as_posix(), rows.height, partition)
+    def _written(self, part: SinkBatch, batch_id: int) -> tuple[list[DataFile], bool]:
+        """Return the files of a batch, which tasks may have written, and whether they have ``_diff``."""
+        staged = part.staged.get(self._sink.name)
+        if staged is None:
+            rows = with_diff_column(part.rows[self._sink.name])
+            given, has_diff = rows.height, DIFF_COLUMN in rows.columns
+            written = self._writer.write(rows, batch_id)
+        else:
+            for each in staged.parts:
+                each.check_seen_in(self.folder)
+            given, has_diff = staged.rows, any(each.has_diff for each in staged.parts)
+            written = [file for each in staged.parts for file in each.files]
+        check_written(self.name, given, sum(file.rows for file in written))
+        return written, has_diff
 
     def _merge_small_files(
         self, files: list[DataFile], batch_id: int
@@ -292,7 +267,7 @@ class DatasetSink:
             tables = [self._read(file) for file in group]
             merged = pl.concat([_add_diff_column(table, tables) for table in tables])
             files = [file for file in files if file not in group]
-            files.append(self._write_file(merged, group[0].partition, batch_id))
+            files.append(self._writer.write_file(merged, group[0].partition, batch_id))
             gone += group
         return files, gone
 
@@ -314,30 +289,6 @@ def _add_diff_column(table: pl.DataFrame, tables: Sequence[pl.DataFrame]) -> pl.
     if DIFF_COLUMN in table.columns or all(DIFF_COLUMN not in other.columns for other in tables):
         return table
     return table.with_columns(pl.lit(1, pl.Int8).alias(DIFF_COLUMN))
-
-
-def _canonical_text(column: pl.Series) -> pl.Series:
-    """Return the values of a column as texts, the same for equal values."""
-    column = of_one_zero(column)
-    if column.dtype == pl.Binary:
-        return column.bin.encode("hex")
-    if isinstance(column.dtype, pl.Datetime | pl.Duration):
-        return column.dt.to_string("iso:strict")
-    return column.cast(pl.String)
-
-
-def _folder_component(value: str) -> str:
-    """Return a value, or a column's name, as a part of the name of a folder.
-
-    A long text is cut and gets a hash; the column in the files has the whole.
-    """
-    name = quote(value, safe="")
-    if value == _NULL:  # a text that looks like null
-        return name.replace("_", "%5F")
-    if len(name) <= _NAME_BYTES_MAX:
-        return name
-    digits = sha256(value.encode()).hexdigest()[:_HASH_DIGITS]
-    return f"{_CUT_ESCAPE.sub('', name[:_BEGINNING_BYTES])}+{digits}"
 
 
 class Dataset:
@@ -436,7 +387,7 @@ def dataset_files(folder: Path, identity: str) -> list[Path] | None:
     manifest = read_manifest(folder)
     if manifest is None or _identity(manifest) != identity:
         return None
-    return [path for path in folder.rglob("*.parquet") if _FILE_NAME.fullmatch(path.name)]
+    return [path for path in folder.rglob("*.parquet") if FILE_NAME.fullmatch(path.name)]
 
 
 def delete_dataset(folder: Path, identity: str) -> None:

@@ -16,9 +16,9 @@ import polars as pl
 
 from millstream.errors import UserCodeError
 from millstream.kernels.plan import ForeachSinkSpec, SinkPlan
+from millstream.views.retractions import with_diff_column
 from millstream.views.schema import Fence
 from millstream.views.sink import RunStart, SinkBatch
-from millstream.views.sinks.retractions import with_diff_column
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,9 @@ class ForeachSink:
 
     def participates(self, part: SinkBatch) -> bool:
         return self.name in part.rows
+
+    def stager(self, fence: Fence, output: str) -> None:
+        """Return None: the function is called on the driver."""
 
     def commit(self, fence: Fence, part: SinkBatch) -> bool:
         # The checkpoint is in the key: when an app is built again, its batches are others.

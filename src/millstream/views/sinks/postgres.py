@@ -1,14 +1,17 @@
 """The sink for views in PostgreSQL: rows, change logs, position and fence in one transaction.
 
 A batch's rows are copied to a temporary table for each view. One statement then moves them into the view
-and returns those that were new or different, which become the change log.
+and returns those that were new or different, which become the change log. Tasks may have copied them before, into
+tables of the batch (`views/postgres/staging.py`).
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +24,19 @@ from millstream.views.coverage import database_view_label, spans_to_json
 from millstream.views.position import merge_positions
 from millstream.views.postgres.connection import PostgresConnection
 from millstream.views.postgres.reader import FORMAT, check_format
+from millstream.views.postgres.staging import (
+    PostgresStager,
+    StagedTables,
+    create_tables,
+    merge_staged,
+    remove_tables,
+)
 from millstream.views.postgres.view_table import PostgresViewTable, check_view_name
 from millstream.views.postgres.writer import delete_rows, upsert_rows
+from millstream.views.retractions import view_change, view_schema
 from millstream.views.schema import Fence, ViewChange, ViewSchema
 from millstream.views.sink import RunStart, SinkBatch
-from millstream.views.sinks.retractions import view_change, view_schema
+from millstream.views.staging import StagedRows
 from millstream.views.state_store import changelog, sqlite_values
 from millstream.views.state_store.store import CHANGES_KEPT
 
@@ -107,6 +118,7 @@ class PostgresSink:
                 "SET run = excluded.run, checkpoint_id = excluded.checkpoint_id",
                 (start.app, start.job, start.run, start.checkpoint_id),
             )
+        remove_tables(self._connection, start.app, start.run)
         return last
 
     def _check_older_run(
@@ -128,6 +140,15 @@ class PostgresSink:
     def participates(self, part: SinkBatch) -> bool:  # noqa: ARG002 - see the class
         return True
 
+    def stager(self, fence: Fence, output: str) -> PostgresStager | None:
+        sink = self._sinks.get(output)
+        if sink is None or not sink.key:  # a view without a key has one row
+            return None
+        tables = StagedTables.of(fence, output)
+        with self._connection.transaction() as session:
+            create_tables(session, self._tables[output].schema, tables)
+        return PostgresStager(self.address, None, sink, tables)
+
     def commit(self, fence: Fence, part: SinkBatch) -> bool:
         # A crash before the server has the COMMIT leaves nothing of the batch; after it, all of it, with
         # the fence. If the connection breaks in between, the fence shows which.
@@ -138,6 +159,9 @@ class PostgresSink:
             for name, rows in part.rows.items():
                 if name in self._sinks:
                     self._apply(session, fence, view_change(self._sinks[name], rows))
+            for name, staged in part.staged.items():
+                if name in self._sinks:
+                    self._merge(session, fence, name, staged)
             session.execute(
                 "UPDATE _millstream_fences SET batch_id = %s, position = %s, commit_number = "
                 "(SELECT coalesce(max(commit_number), 0) + 1 FROM _millstream_fences) "
@@ -149,6 +173,8 @@ class PostgresSink:
                     fence.job,
                 ),
             )
+        if not self._sinks.keys().isdisjoint(part.staged):
+            remove_tables(self._connection, fence.app, fence.run)
         return True
 
     def _admit(self, session: Session, fence: Fence) -> dict[str, Any] | None:
@@ -176,25 +202,42 @@ class PostgresSink:
         table = self._tables[change.view]
         schema = table.schema
         upserts = sqlite_values.normalize(change.upserts, schema, schema.names)
+        with self._change_log(session, fence, schema) as log:
+            if change.deletes is not None and change.deletes.height:
+                deletes = sqlite_values.normalize(change.deletes, schema, schema.key)
+                session.execute(table.create_delete_stage)
+                for number, part in enumerate(
+                    sqlite_values.exclude_keys(deletes, upserts).iter_slices(_SLICE_ROWS)
+                ):
+                    if number:
+                        session.execute(f"TRUNCATE {table.delete_stage}")
+                    log.add(delete_rows(session, table, part), "delete")
+            session.execute(table.create_stage)
+            for number, part in enumerate(upserts.iter_slices(_SLICE_ROWS)):
+                if number:
+                    session.execute(f"TRUNCATE {table.stage}")  # a transaction begins with it empty
+                log.add(upsert_rows(session, table, part), "upsert")
+
+    def _merge(self, session: Session, fence: Fence, view: str, staged: StagedRows) -> None:
+        """Move rows that tasks have copied into their view, and log what that changed."""
+        schema = self._tables[view].schema
+        with self._change_log(session, fence, schema) as log:
+            merged = merge_staged(session, schema, staged, self._changes_kept)
+            log.seq += merged.unlogged
+            for operation, rows in merged.logged:
+                log.add(rows, operation)
+
+    @contextmanager
+    def _change_log(
+        self, session: Session, fence: Fence, schema: ViewSchema
+    ) -> Iterator[_ChangeLogWriter]:
+        """Give the change log of a view, and note its end after the block."""
         row = session.execute(
             "SELECT seq_next FROM _millstream_views WHERE name = %s", (schema.name,)
         ).fetchone()
         assert row is not None, "it was declared when the run began"
         log = _ChangeLogWriter(session, schema, fence.batch_id, seq=row[0])
-        if change.deletes is not None and change.deletes.height:
-            deletes = sqlite_values.normalize(change.deletes, schema, schema.key)
-            session.execute(table.create_delete_stage)
-            for number, part in enumerate(
-                sqlite_values.exclude_keys(deletes, upserts).iter_slices(_SLICE_ROWS)
-            ):
-                if number:
-                    session.execute(f"TRUNCATE {table.delete_stage}")
-                log.add(delete_rows(session, table, part), "delete")
-        session.execute(table.create_stage)
-        for number, part in enumerate(upserts.iter_slices(_SLICE_ROWS)):
-            if number:
-                session.execute(f"TRUNCATE {table.stage}")  # a transaction begins with it empty
-            log.add(upsert_rows(session, table, part), "upsert")
+        yield log
         if log.seq != row[0]:
             log.trim(self._changes_kept)
             session.execute(
@@ -348,6 +391,7 @@ def forget_app(url: str, app: str) -> list[str]:
                 table = PostgresViewTable(ViewSchema.from_json(schema))
                 session.execute(f"DROP TABLE {table.name}")
                 session.execute("DELETE FROM _millstream_changes WHERE view = %s", (name,))
+        remove_tables(connection, app, sys.maxsize)
     finally:
         connection.close()
     return sorted(name for name, _ in rows)

@@ -20,7 +20,7 @@ import pyarrow as pa
 from millstream.kernels.column_types import of_one_zero
 from millstream.kernels.frames import DIFF, TIME
 from millstream.kernels.plan import TopicSinkSpec
-from millstream.views.sinks.retractions import DIFF_COLUMN, split_upserts_and_deletes
+from millstream.views.retractions import DIFF_COLUMN, split_upserts_and_deletes
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,9 @@ class TopicsSink:
     def participates(self, part: SinkBatch) -> bool:
         return any(name in part.rows for name in self._specs)
 
+    def stager(self, fence: Fence, output: str) -> None:
+        """Return None: one producer has the transaction."""
+
     def commit(self, fence: Fence, part: SinkBatch) -> bool:
         assert self._producer is not None, "a run begins before it commits"
         last = self._log.fence(self._writer)

@@ -22,8 +22,10 @@ from millstream.kernels.definition import canonical_text, field_to_text, to_text
 from millstream.kernels.plan import JobPlan
 from millstream.views.runs.control_files import ResetTarget, reset_command
 
-STATE_FORMAT = 6
-"""The format version of manifests and runs. State of another version is refused."""
+STATE_FORMAT = 7
+"""The format version of manifests and runs. State of another version is refused, but for those that are read as it."""
+
+_READ_AS_IT = frozenset({6})  # which has no shares of runs
 
 _SINGULAR = {"aggregates": "aggregate", "fields": "field", "keys": "key", "columns": "column"}
 _INLINE = frozenset({"aggregation", "emission", "watermark", "marks", "panes", "session"})
@@ -86,6 +88,8 @@ class StoredProgram:
         something else. :func:`check_same_program` refuses it.
         """
         values = json.loads(text)
+        if values["format"] in _READ_AS_IT:
+            values["format"] = STATE_FORMAT
         if values["format"] != STATE_FORMAT:
             return cls(0, {}, {}, [], 0, format=values["format"])
         return cls(**values)
@@ -183,11 +187,12 @@ def _of(program: StoredProgram, key: str) -> Any:
 def _require_same_buckets(
     stored: StoredProgram, now: StoredProgram, folder: Path | ResetTarget
 ) -> None:
-    if stored.buckets == now.buckets:
+    wanted = stored.partitioning.get("bucket_count", stored.buckets)  # since a rescale
+    if now.buckets == wanted:
         return
     raise ConfigError(
-        f"The app's state in {folder} is divided into {stored.buckets} buckets and the app asks for "
-        f"{now.buckets}. Use buckets={stored.buckets}, or give the app another name to build its state again."
+        f"The app's state in {folder} is divided into {wanted} buckets and the app asks for "
+        f"{now.buckets}. Use buckets={wanted}, or give the app another name to build its state again."
     )
 
 

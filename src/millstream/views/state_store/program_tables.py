@@ -160,7 +160,9 @@ def check_interrupted_batch(
         or not same(was[name, sink], now[name, sink])
     ]
     if stored is not None and _partitioning(stored) != _partitioning(beginning.program):
-        differing.append("how keys are divided")
+        differing.append(
+            f"how keys are divided: it was begun with {_partitioning(stored)[0]} buckets"
+        )
     if stored is not None and stored.given:  # a table that was added is in the definitions
         differing += _other_rows(stored.given, beginning.program.given)
     if differing:
@@ -188,7 +190,9 @@ def _fenced_outputs(outputs: Mapping[OutputSink, OutputCoverage]) -> dict[Output
 
 
 def _partitioning(program: StoredProgram) -> tuple[int, int | None]:
-    return program.buckets, program.partitioning.get("hash_seed")
+    """Return into how many buckets the state is divided, and by which seed."""
+    buckets = program.partitioning.get("state_buckets") or program.buckets
+    return buckets, program.partitioning.get("hash_seed")
 
 
 def _next_boundary(db: Database, app: str, job: str, at: str) -> BatchBoundary:

@@ -19,10 +19,12 @@ from typing import Any, TypeVar
 import polars as pl
 
 from millstream.errors import ConfigError, CorruptionError, FencedError
+from millstream.kernels.plan import SinkPlan
 from millstream.views.position import merge_positions
 from millstream.views.runs.control_files import reset_command
 from millstream.views.schema import Fence, ViewChange, ViewSchema
 from millstream.views.sink import RunStart
+from millstream.views.staging import StagedChange, Stager
 from millstream.views.state_store import changelog, sqlite_values
 from millstream.views.state_store.database import Database
 from millstream.views.state_store.program_tables import (
@@ -85,6 +87,10 @@ class StateStore(StateStoreReader):
     @abstractmethod
     def _upsert(self, db: Database, schema: ViewSchema, rows: pl.DataFrame) -> pl.DataFrame:
         """Write rows of a view; return those that are new or differ from what was there."""
+
+    def stager(self, fence: Fence, sink: SinkPlan) -> Stager | None:  # noqa: ARG002 - a store may have one
+        """Return what stages rows of a view in a batch that is about to be committed; None if nothing can."""
+        return None
 
     def declare(self, schema: ViewSchema) -> None:
         """Make the view exist. Declaring the same view again does nothing.
@@ -187,10 +193,39 @@ class StateStore(StateStoreReader):
         """
         self._write(lambda db: update_partitioning(db, app, job, partitioning, self.store_name))
 
+    def replace_state(
+        self,
+        start: RunStart,
+        state: Mapping[tuple[int, int], bytes],
+        partitioning: Mapping[str, int],
+    ) -> None:
+        """Replace all manifests of a job's state for the run that has begun, and how its work is divided.
+
+        One transaction: a crash before it is durable leaves the manifests that there were, all of them.
+
+        Raises:
+            FencedError: a newer run has begun.
+        """
+
+        def replace(db: Database) -> None:
+            self._check_not_replaced(db)
+            _check_newest(db, start)
+            db.execute("DELETE FROM _state WHERE app = ? AND job = ?", (start.app, start.job))
+            db.executemany(
+                "INSERT INTO _state VALUES (?, ?, ?, ?, ?)",
+                [
+                    (start.app, start.job, stage, bucket, manifest)
+                    for (stage, bucket), manifest in state.items()
+                ],
+            )
+            update_partitioning(db, start.app, start.job, partitioning, self.store_name)
+
+        self._write(replace)
+
     def commit(
         self,
         fence: Fence,
-        changes: Sequence[ViewChange],
+        changes: Sequence[ViewChange | StagedChange],
         *,
         position: Mapping[str, Any],
         ledger: Sequence[Mapping[str, Any]] = (),
@@ -386,8 +421,9 @@ class StateStore(StateStoreReader):
         newest = db.execute("SELECT max(commit_number) FROM _fences").fetchone()[0]
         return int(newest or 0) + 1
 
-    def _apply(self, db: Database, fence: Fence, change: ViewChange) -> None:
+    def _apply(self, db: Database, fence: Fence, change: ViewChange | StagedChange) -> None:
         """Write one view's rows and log what that changed, deletes first."""
+        assert isinstance(change, ViewChange), "a store without a stager is given rows"
         schema = schema_of(db, change.view, self.store_name)
         upserts = sqlite_values.normalize(change.upserts, schema, schema.names)
         seq = seq_before = seq_next(db, schema.name)
@@ -405,6 +441,12 @@ class StateStore(StateStoreReader):
         for part in upserts.iter_slices(_SLICE_ROWS):
             changed = self._upsert(db, schema, part)
             seq = changelog.append(db, schema, changed, "upsert", seq=seq, batch_id=fence.batch_id)
+        self._end_changes(db, fence, schema, seq_before, seq)
+
+    def _end_changes(
+        self, db: Database, fence: Fence, schema: ViewSchema, seq_before: int, seq: int
+    ) -> None:
+        """Note where a view's change log ends after a batch."""
         if seq != seq_before:
             changelog.trim(db, schema.name, end=seq, rows_kept=self._changes_kept)
         db.execute(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.kernels.frames import DIFF, SPLIT
-from millstream.views.sinks.retractions import (
+from millstream.views.retractions import (
     DIFF_COLUMN,
     split_upserts_and_deletes,
     with_diff_column,

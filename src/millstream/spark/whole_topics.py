@@ -1,0 +1,31 @@
+"""Checks that topics whose transactions are applied whole keep all of their records."""
+
+from __future__ import annotations
+
+from millstream.client.reader import Reader
+from millstream.errors import ConfigError
+from millstream.kernels.decode.debezium_records import DebeziumFormat, TransactionFormat
+from millstream.kernels.plan import JobPlan
+
+
+def check_not_compacted(plan: JobPlan, log: Reader) -> None:
+    """Make sure that no topic of tables that change by transactions is compacted.
+
+    The END of a transaction counts its records. One that compaction has removed would be missed, and all later
+    transactions would wait for it.
+
+    Raises:
+        ConfigError: one is.
+    """
+    for source in plan.sources:
+        values = source.values
+        whole = isinstance(values, DebeziumFormat) and values.transactions
+        if not whole and not isinstance(values, TransactionFormat):
+            continue
+        if "compact" in log.settings(source.topic)["cleanup.policy"]:
+            raise ConfigError(
+                f"The topic {source.topic!r} is compacted, and the app applies whole transactions of it: a record that "
+                "compaction removed would be waited for without end. Set its cleanup.policy to delete before anything "
+                "is compacted; or capture anew, into topics that are not; or read it without transactions, "
+                'envelope="debezium", record by record.'
+            )

@@ -1,0 +1,255 @@
+"""Objects read by their layout: what is read is what JSON says, and what is not JSON is not read.
+
+The reference is the standard library's parser, of each object by itself.
+"""
+
+import json
+import math
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pytest
+from example_counts import some
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millstream.kernels.decode import layout_reader
+from millstream.kernels.decode.fields import Field, Scalar
+from millstream.kernels.decode.json_layout import layout_of
+from millstream.kernels.decode.json_values import JsonDecoder
+from millstream.kernels.decode.layout_reader import LayoutReader, read_alike
+
+TYPES = {
+    "n": pa.int64(),
+    "x": pa.float64(),
+    "s": pa.string(),
+    "t": pa.timestamp("us", "UTC"),
+    "b": pa.bool_(),
+}
+FIELDS = tuple(
+    Field.of(name, Scalar(kind), required=True)
+    for name, kind in (("n", "int"), ("x", "float"), ("s", "str"), ("t", "datetime"), ("b", "bool"))
+)
+START = datetime(1, 1, 1, tzinfo=UTC)
+SPOILERS = [
+    '"',
+    "\\",
+    "{",
+    "}",
+    ":",
+    ",",
+    "-",
+    ".",
+    "e",
+    " ",
+    "0",
+    "9",
+    "\t",
+    "é",
+    "T",
+    "Z",
+    "[",
+    "null",
+    "true",
+]
+
+
+def time_text(at: datetime, form: str) -> str:
+    text = at.replace(tzinfo=None).isoformat(timespec=form)
+    return text + "Z"
+
+
+times = st.builds(
+    lambda microseconds, form: time_text(START + timedelta(microseconds=microseconds), form),
+    st.one_of(
+        st.integers(0, (10**4 - 2) * 365 * 86_400 * 10**6),
+        st.integers(1_790_000_000 * 10**6, 1_790_000_100 * 10**6),
+    ),
+    st.sampled_from(["seconds", "milliseconds", "microseconds"]),
+)
+plain_text = st.text(
+    st.characters(min_codepoint=32, exclude_characters='"\\', exclude_categories=["Cs"])
+)
+numbers = st.one_of(
+    st.floats(allow_nan=False, allow_infinity=False).map(repr),
+    st.integers().map(str),
+    st.from_regex(r"\A-?(0|[1-9][0-9]{0,4})(\.[0-9]{1,25})?([eE][-+]?[0-9]{1,3})?\Z"),
+)
+VALUES = {
+    "n": st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-999, 99_999)).map(str),
+    "x": numbers,
+    "s": plain_text.map(lambda text: f'"{text}"'),
+    "t": times.map(lambda text: f'"{text}"'),
+    "b": st.sampled_from(["true", "false"]),
+    "other n": numbers,
+    "other s": plain_text.map(lambda text: f'"{text}"'),
+    "other b": st.sampled_from(["true", "false"]),
+}
+
+
+@st.composite
+def objects(draw):
+    """Draw objects that are laid out in the same way, some of them spoiled."""
+    names = draw(st.permutations(list(VALUES)))
+    names = [name for name in names if name in TYPES or draw(st.booleans())]
+    comma, colon = draw(st.sampled_from([(",", ":"), (", ", ": "), (" ,", " :  ")]))
+    found = []
+    for _ in range(draw(st.integers(1, 12))):
+        members = [f'"{name}"{colon}{draw(VALUES[name])}' for name in names]
+        found.append("{" + comma.join(members) + "}")
+    for at in range(1, len(found)):
+        for _ in range(draw(st.sampled_from([0, 0, 0, 1, 2]))):
+            place = draw(st.integers(1, len(found[at]) - 1))
+            cut = draw(st.integers(0, 2))
+            put = draw(st.sampled_from(["", *SPOILERS]))
+            found[at] = found[at][:place] + put + found[at][min(place + cut, len(found[at]) - 1) :]
+    return [text.encode() for text in found]
+
+
+def parsed(value: bytes) -> dict:
+    """Parse with the standard library; ValueError where it is no JSON object, or has a name twice."""
+
+    def once(pairs):
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError("twice")
+        return dict(pairs)
+
+    def no_constant(text):
+        raise ValueError(text)
+
+    return json.loads(value, object_pairs_hook=once, parse_constant=no_constant)
+
+
+def as_wanted(value: bytes) -> dict:
+    found = parsed(value)
+    at = datetime.fromisoformat(found["t"])
+    assert at.tzinfo is not None
+    assert type(found["n"]) is int
+    assert type(found["b"]) is bool
+    assert type(found["s"]) is str
+    assert math.isfinite(found["x"])
+    return {**{name: found[name] for name in ("n", "s", "b")}, "x": float(found["x"]), "t": at}
+
+
+@settings(max_examples=some(400))
+@given(objects(), st.sampled_from([1, 200, 1 << 21]))
+def test_what_is_read_is_what_the_json_says(values, chunk_bytes):
+    layout = layout_of(values[0])
+    assert layout is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout_reader, "_CHUNK_BYTES", chunk_bytes)
+        table, read = LayoutReader(layout, pa.schema(TYPES)).read(pa.array(values, pa.binary()))
+    table.validate(full=True)
+    expected = [as_wanted(value) for value, was in zip(values, read, strict=True) if was]
+    assert table.to_pylist() == [{name: row[name] for name in TYPES} for row in expected]
+
+
+@settings(max_examples=some(200))
+@given(objects())
+def test_a_record_has_the_same_fate_alone_and_among_others_that_are_alike(values):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout_reader, "_WORTHWHILE", 1)
+        together = JsonDecoder(FIELDS).decode(pa.array(values, pa.binary()))
+    rows = dict(zip(together.good.tolist(), together.table.to_pylist(), strict=True))
+    errors = dict(together.errors)
+    for at, value in enumerate(values):
+        alone = JsonDecoder(FIELDS).decode(pa.array([value], pa.binary()))
+        assert ([rows[at]] if at in rows else []) == alone.table.to_pylist()
+        assert errors.get(at) == dict(alone.errors).get(0)
+
+
+COMMON = b'{"n":%d,"s":"%s","t":"2026-01-31T12:00:%02d.%03dZ","x":%s,"b":%s}'
+
+
+def common(number: int) -> bytes:
+    truth = b"true" if number % 3 else b"false"
+    text = b"x" * (number % 40)
+    return COMMON % (number, text, number % 60, number % 1000, b"%.3f" % (number / 7), truth)
+
+
+def test_all_of_many_common_objects_are_read():
+    values = [common(number) for number in range(5000)]
+    table, read = read_alike(pa.array(values, pa.binary()), pa.schema(TYPES))
+    assert read.all()
+    assert table.num_rows == 5000
+    assert table.column("s").to_pylist()[39] == "x" * 39
+    assert table.column("t").to_pylist()[1234] == datetime(
+        2026, 1, 31, 12, 0, 34, 234_000, tzinfo=UTC
+    )
+
+
+def test_objects_of_another_layout_are_left():
+    other = [b'{"t":"2026-01-31T12:00:00Z","n":1,"s":"","x":0,"b":true}'] * 700
+    values = [common(number) for number in range(1000)] + other
+    _, read = read_alike(pa.array(values, pa.binary()), pa.schema(TYPES))
+    assert read[:1000].all()
+    assert not read[1000:].any()
+
+
+def test_a_slice_is_read_as_if_it_were_whole():
+    values = pa.array([common(number) for number in range(5000)], pa.binary())[1700:4000]
+    table, read = read_alike(values, pa.schema([("n", pa.int64())]))
+    assert read.all()
+    assert table.column("n").to_pylist() == list(range(1700, 4000))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b'{"a":{"b":1}}',
+        b'{"a":[1]}',
+        b'{"a":null}',
+        b'{"a":"\\n"}',
+        b'{"a":1,"a":2}',
+        b'{"a":01}',
+        b'{"a":1,}',
+        b'{"a":1}}',
+        b"{}",
+        b"[1]",
+        b'{"a":NaN}',
+        b'{"a" 1}',
+    ],
+)
+def test_these_have_no_layout(value):
+    assert layout_of(value) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-02-29T12:00:00Z",
+        "2026-13-01T12:00:00Z",
+        "2026-00-01T12:00:00Z",
+        "2026-01-00T12:00:00Z",
+        "0000-01-01T12:00:00Z",
+        "2026-01-31T24:00:00Z",
+        "2026-01-31T12:60:00Z",
+        "2026-01-31T12:00:60Z",
+        "2026-01-31T12:00:00.Z",
+        "2026-01-31T12:00:00.1234567Z",
+        "2026-01-31T12:00:00",
+        "2026-01-31T12:00:00+01:00",
+        "2026-01-31",
+        "2026/01/31T12:00:00Z",
+        "2026-01-31T12.00:00Z",
+        "2026-01-31T12:00:0:Z",
+        "2026-01-31T12:00:00,123Z",
+        "",
+    ],
+)
+def test_these_times_are_left(text):
+    values = [b'{"t":"2026-01-31T12:00:00Z"}', b'{"t":"%s"}' % text.encode()]
+    reader = LayoutReader(layout_of(values[0]), pa.schema({"t": TYPES["t"]}))
+    _, read = reader.read(pa.array(values, pa.binary()))
+    assert read.tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    "text", ["01", "-", "", "1.0", "1e3", "+1", "1234567890123456789", "--1", "0x1", "٣"]
+)
+def test_these_whole_numbers_are_left(text):
+    values = [b'{"n":-1}', b'{"n":%s}' % text.encode()]
+    reader = LayoutReader(layout_of(values[0]), pa.schema({"n": TYPES["n"]}))
+    table, read = reader.read(pa.array(values, pa.binary()))
+    assert read.tolist() == [True, False]
+    assert table.to_pylist() == [{"n": -1}]
