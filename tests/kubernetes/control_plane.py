@@ -50,6 +50,7 @@ class ControlPlane:
     network: str = field(default_factory=lambda: f"kube-{secrets.token_hex(3)}")
 
     def __post_init__(self) -> None:
+        self.folder.mkdir(exist_ok=True)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.tokens = {name: secrets.token_hex(16) for name in ("admin", "node")}
         self._make_network()
@@ -113,6 +114,7 @@ class ControlPlane:
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--token-auth-file={self.folder}/tokens.csv",
             "--authorization-mode=Node,RBAC",
+            "--kubelet-preferred-address-types=InternalIP",
         ]
 
     def config(self, user: str) -> Path:

@@ -92,7 +92,8 @@ class App(AppDeclaration):
             (``?schema=NAME``; by default ``millstream_<app>``) and any machine reads them by the URL. When
             the server is away, a run tries again for two minutes (``?wait=SECONDS``). Leave the password to
             PGPASSWORD or ~/.pgpass.
-        buckets: Into how many hash ranges keys are divided; fixed when the app's state is created.
+        buckets: Into how many hash ranges keys are divided when the app's state is created; later ``millstream rescale``
+            divides it otherwise, and this stays as it was.
             As many cores at most can share a stage of a large batch, and as many partitions the app
             can be rescaled to. Each has a cost in every batch, however small. Two are
             for a laptop; for a cluster give as many as it may have cores one day.

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.capture.apply.applied_table import AppliedTable, Row, RowBatch
-from millstream.capture.apply.batch_writer import comparable_key
+from millstream.capture.apply.batch_writer import comparable_key, key_hash
 from millstream.capture.apply.captured_types import comparable
 from millstream.capture.apply.change_stream import SourceTransaction
 from millstream.capture.apply.compared_source import ComparedSource
@@ -197,7 +197,7 @@ class _Checksums:
 
 def chunk_of(key: bytes) -> int:
     """Return the chunk of a key."""
-    return int.from_bytes(blake2b(key, digest_size=8).digest(), "big") % CHUNKS
+    return key_hash(key) % CHUNKS
 
 
 @dataclass

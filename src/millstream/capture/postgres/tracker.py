@@ -40,6 +40,8 @@ from millstream.capture.units import RowBlock, TableChange, TableDefinition, Uni
 
 BLOCK_ROWS_MIN = 48  # measured: fewer rows are decoded quicker one by one
 Entry = dict[str, Any]
+_NUMERIC = (1700, 1231)  # and arrays of it
+
 # What the messages of a block may be: their kind, and that of their tuple; else old and new values are compared.
 _BLOCKS: dict[bytes, Literal["c", "u", "d"]] = {b"IN": "c", b"UN": "u", b"DK": "d", b"DO": "d"}
 
@@ -292,10 +294,26 @@ class PgTableTracker:
         self, schema: str, table: str, key: tuple[str, ...], columns: tuple[PgColumn, ...]
     ) -> TableDefinition:
         described = tuple(
-            {"name": one.name, "type": self.types.names.get(one.type_oid, str(one.type_oid))}
+            {
+                "name": one.name,
+                "type": self.types.names.get(one.type_oid, str(one.type_oid)),
+                **_digits(one),
+            }
             for one in columns
         )
         return TableDefinition(schema, table, described, key)
+
+
+def _digits(column: PgColumn) -> dict[str, int]:
+    """Return how many digits a numeric column has, and how many of them are decimal places, where it is declared.
+
+    Source: PostgreSQL's ``numeric.c``, ``make_numeric_typmod``: 16 bits and, signed, 11 bits, and 4 more than both.
+    """
+    if column.type_oid not in _NUMERIC or column.type_modifier < 0:
+        return {}
+    modifier = column.type_modifier - 4
+    scale = modifier & 0x7FF
+    return {"length": modifier >> 16 & 0xFFFF, "scale": scale - (scale >> 10 << 11)}
 
 
 def _described(columns: tuple[PgColumn, ...]) -> list[list[Any]]:

@@ -10,7 +10,7 @@ from applied_model import KEY, TABLES, ModelDatabase, topic_of, write
 
 import millstream as ms
 from millstream.capture.apply.run import ApplySession
-from millstream.capture.apply.sqlite import SqliteTarget
+from millstream.capture.apply.sqlite import SqliteApplyTarget
 from millstream.client import connect
 from millstream.errors import RetriableError
 
@@ -25,7 +25,7 @@ class CrashingTarget:
     """A target that crashes before or after its nth call, having done or not what was asked."""
 
     def __init__(self, path, at):
-        self.target = SqliteTarget(path)
+        self.target = SqliteApplyTarget(path)
         self.shown = self.target.shown
         self.at = at
         self.calls = itertools.count()
