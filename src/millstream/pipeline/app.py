@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,7 @@ from millstream.kernels.time.watermarks import WatermarkRule
 from millstream.object_store.address import StateUrl, is_url, parse_state_url
 from millstream.pipeline.avro import AvroSchema
 from millstream.pipeline.captured import CapturedTopic, captured_topic
-from millstream.pipeline.checks import check_time, checked_on_error, declared_at
+from millstream.pipeline.checks import at_least_one, check_time, checked_on_error, declared_at
 from millstream.pipeline.compiler import compile_plan
 from millstream.pipeline.debezium import (
     Envelope,
@@ -35,7 +34,7 @@ from millstream.pipeline.debezium import (
 from millstream.pipeline.declaration import AppDeclaration
 from millstream.pipeline.expressions import Column, as_expression, names_given
 from millstream.pipeline.graph import DataFrameNode, GraphNode, OperatorNode, Output
-from millstream.pipeline.progress_table import ProgressTable
+from millstream.pipeline.progress_table import ProgressTable, both, shown_on
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.spark_extra import spark_extra
@@ -363,19 +362,12 @@ class App(AppDeclaration):
             view: A view, opened with ``ms.view("prices", app="shop")``; of this log, another one, or a database.
             name: The table's name in ledger and errors; by default ``view`` and the view's.
 
-        While the app runs, the view's changes are copied into a topic of its log, ``<app>.view.<other app>.<view>``, once
-        and in the order of the view; the table is that topic's. So what the app saw is in its log, and
-        a replay gives the same. At the start of a run all that the view has by then is there. A view that was created
-        again, or has forgotten changes that were not copied yet, is compared with the topic as a whole.
-        The key is the view's. Lists and structs are JSON text, as they are in views.
+        While the app runs, the view's changes are copied into a topic of its log, ``<app>.view.<other app>.<view>``,
+        each once and in order; the table is that topic's, so a replay gives the same. At the start of a run all
+        that the view has by then is there. The key is the view's. Lists and structs are JSON text.
 
         Raises:
             ConfigError: it is a view of this app, or has no key. When it runs: the view was given other columns.
-
-        Example::
-
-            prices = app.view_table(ms.view("prices", app="shop"))
-            orders.lookup(prices, on="item").view("orders_with_prices", key="id")
         """
         made = build_view_table(self, view, name)
         if made.topic.name in self.topics:
@@ -574,23 +566,23 @@ class App(AppDeclaration):
         options = RunOptions(
             until=until if callable(until) else choose("run's until", until, UNTIL_OPTIONS),
             timeout_s=None if timeout is None else to_us(timeout, what="run's timeout") / 1e6,
-            count=None if count is None else _at_least_one(count, "run's count"),
+            count=None if count is None else at_least_one(count, "run's count"),
             on_progress=on_progress if alarm is None else alarm.wrap(on_progress),
             cores=cores,
             master=master,
-            rows_per_batch=_at_least_one(rows_per_batch, "run's rows_per_batch"),
+            rows_per_batch=at_least_one(rows_per_batch, "run's rows_per_batch"),
             settings=dict(settings or {}),
             same_expressions=same_expressions,
             dead_max=self.dead_max,
             on_alarm=on_alarm,
         )
         with ExitStack() as stack:
-            stream = _shown_on(show=show, by_default=on_progress is None)
+            stream = shown_on(show=show, by_default=on_progress is None)
             if stream is not None:
                 live = stack.enter_context(ProgressTable(stream))
                 options = replace(
                     options,
-                    on_progress=_both(live.show, options.on_progress),
+                    on_progress=both(live.show, options.on_progress),
                     on_phase=live.phase,
                     on_notice=live.note,
                 )
@@ -604,29 +596,3 @@ class App(AppDeclaration):
         if alarm is None:
             return report
         return replace(report, alarms=(*alarm.messages, *report.alarms))
-
-
-def _shown_on(*, show: bool | TextIO | None, by_default: bool) -> TextIO | None:
-    """Return where progress is shown: nowhere, on standard error, or on a stream of the caller's."""
-    if show is None:
-        show = by_default and sys.stderr.isatty()
-    if isinstance(show, bool):
-        return sys.stderr if show else None
-    return show
-
-
-def _both(
-    first: Callable[[Progress], None], second: Callable[[Progress], None] | None
-) -> Callable[[Progress], None]:
-    def call(progress: Progress) -> None:
-        first(progress)
-        if second is not None:
-            second(progress)
-
-    return call
-
-
-def _at_least_one(count: int, what: str) -> int:
-    if count < 1:
-        raise ConfigError(f"{what} is {count}. Give 1 or more.")
-    return count
