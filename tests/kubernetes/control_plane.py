@@ -22,8 +22,8 @@ PROGRAMS = Path.home() / ".cache/millstream/kubernetes-1.34.4"
 NODE_IP = "10.245.0.1"
 SERVICES = "10.96.0.0/16"
 START_S = 300
-INSTALLED = ("etcd", "ip", "openssl", "kubectl")
-BUILT = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+INSTALLED = ("etcd", "ip", "openssl")
+BUILT = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 
 
 def why_not(built: tuple[str, ...] = (), installed: tuple[str, ...] = ()) -> str:
@@ -50,6 +50,7 @@ class ControlPlane:
     network: str = field(default_factory=lambda: f"kube-{secrets.token_hex(3)}")
 
     def __post_init__(self) -> None:
+        self.folder.mkdir(exist_ok=True)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.tokens = {name: secrets.token_hex(16) for name in ("admin", "node")}
         self._make_network()
@@ -113,6 +114,7 @@ class ControlPlane:
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--token-auth-file={self.folder}/tokens.csv",
             "--authorization-mode=Node,RBAC",
+            "--kubelet-preferred-address-types=InternalIP",
         ]
 
     def config(self, user: str) -> Path:

@@ -20,6 +20,7 @@ STORAGE = Path.home() / ".cache/millstream/images"
 BASE = "docker.io/library/python:3.11-slim"
 IMAGE = "registry.example.org/millstream:0.1.0"  # as in deploy/kubernetes
 _PACKAGES = "python3,python3-pip,python3-venv,python-is-python3,ca-certificates"
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PROGRAMS = ("buildah", "runc", "mmdebstrap")
 # pip of Debian refuses to install beside Debian's packages; that of the real image has none beside it.
 _LET_PIP_INSTALL = 'rm -f "$1"/usr/lib/python3*/EXTERNALLY-MANAGED'
@@ -42,9 +43,13 @@ def buildah(*arguments: str | Path, check: bool = True) -> str:
 
 
 def storage() -> list[str]:
-    """Return the options that name the storage, and the program that runs containers."""
-    runc = shutil.which("runc") or "runc"
-    return [f"--root={STORAGE}/root", f"--runroot={STORAGE}/run", f"--runtime={runc}"]
+    """Return the options that name the storage."""
+    return [f"--root={STORAGE}/root", f"--runroot={STORAGE}/run"]
+
+
+def runtime() -> str:
+    """Return the option that names the program that runs containers: crun can't do with control groups of both kinds."""
+    return f"--runtime={shutil.which('runc')}"
 
 
 def build() -> str:
@@ -60,7 +65,7 @@ def build() -> str:
             mounted["/etc/pip.conf"] = "/etc/pip.conf"
         volumes = [f"--volume={here}:{there}:ro" for here, there in mounted.items()]
         network = ["--pull-never", "--network=host", *volumes]
-        buildah("build", "--layers", *network, "--tag", IMAGE, ROOT)
+        buildah("build", runtime(), "--layers", *network, "--tag", IMAGE, ROOT)
     return IMAGE
 
 
@@ -73,6 +78,7 @@ def _make_base() -> None:
         subprocess.run(command, check=True, capture_output=True)
         container = buildah("from", "scratch")
         buildah("add", "--quiet", container, archive, "/")
+        buildah("config", f"--env=PATH={_PATH}", container)
         buildah("commit", "--quiet", container, BASE)
         buildah("rm", container)
 
@@ -103,5 +109,5 @@ class Container:
         options = [f"--volume={folder}:{folder}" for folder in folders]
         options += [f"--env={name}={value}" for name, value in (env or {}).items()]
         way_in = entry_point(self._image)
-        run = ["run", "--network=host", *options, self.name, "--", *way_in, *arguments]
+        run = ["run", runtime(), "--network=host", *options, self.name, "--", *way_in, *arguments]
         return ["buildah", *storage(), *run]

@@ -68,24 +68,29 @@ class Node:
     def __init__(self, plane: ControlPlane, image: str) -> None:
         self.plane, self.folder = plane, plane.folder / "node"
         self.folder.mkdir()
-        # Sockets of containerd's: their paths must be short.
-        run = plane.opened.enter_context(tempfile.TemporaryDirectory(prefix="kube-", dir="/run"))
-        self.socket = f"{run}/containerd.sock"
+        # Not in the test's folder: paths of sockets must be short.
+        self.run = Path(
+            plane.opened.enter_context(tempfile.TemporaryDirectory(prefix="kube-", dir="/var/tmp"))
+        )
+        self.socket = self.run / "containerd.sock"
+        # What is undone last is named first: mounts when nothing runs, containers while containerd does.
+        plane.opened.callback(self._unmount)
+        plane.opened.callback(self._remove_networks, _networks())
+        self._start_containerd()
         plane.opened.callback(self._remove_pods)
-        self._start_containerd(run)
         self._load(image)
         self._start_names()
         plane.start("kubelet", "kubelet", *self._kubelet())
         plane.start("proxy", "kube-proxy", f"--config={self._proxy()}")
         plane.wait_for("the node", self._is_ready)
 
-    def _start_containerd(self, run: str) -> None:
+    def _start_containerd(self) -> None:
         network = self.folder / "network"
         network.mkdir()
         (network / "pods.conflist").write_text(json.dumps(_NETWORK))
         config = self.folder / "containerd.toml"
         config.write_text(
-            _CONTAINERD.format(folder=self.folder, run=run, pause=PAUSE, plugins=_PLUGINS)
+            _CONTAINERD.format(folder=self.folder, run=self.run, pause=PAUSE, plugins=_PLUGINS)
         )
         self.plane.start("containerd", "containerd", f"--config={config}")
         self.plane.wait_for("containerd", lambda: "Server" in self._ctr("version", check=False))
@@ -102,7 +107,7 @@ class Node:
         """Give containerd the image, and one whose container does nothing: it holds a pod's namespaces."""
         if not images.buildah("images", "--quiet", PAUSE, check=False):
             container = images.buildah("from", "--pull-never", images.BASE)
-            images.buildah("config", "--entrypoint", '["sleep", "infinity"]', container)
+            images.buildah("config", "--entrypoint", '["/bin/sleep", "infinity"]', container)
             images.buildah("commit", "--quiet", container, PAUSE)
             images.buildah("rm", container)
         for name in (PAUSE, image):
@@ -144,7 +149,7 @@ class Node:
         return [
             f"--config={config}",
             f"--kubeconfig={self.plane.config('node')}",
-            f"--root-dir={self.folder}/kubelet",
+            f"--root-dir={self.run}/kubelet",
             f"--node-ip={NODE_IP}",
             "--hostname-override=node-1",
         ]
@@ -179,3 +184,24 @@ class Node:
         for name in self._ctr("containers", "list", "--quiet", check=False).split():
             self._ctr("tasks", "delete", "--force", name, check=False)
             self._ctr("containers", "delete", name, check=False)
+
+    def _remove_networks(self, before: set[str]) -> None:
+        """Remove what the pods' networks have left: containers that were killed don't take theirs along."""
+        for name in _networks() - before:
+            subprocess.run(["ip", "netns", "delete", name], check=False)
+
+    def _unmount(self) -> None:
+        """Undo the mounts of volumes and containers, the inner ones first, and remove the control groups."""
+        mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+        for mount in reversed([each for each in mounts if each.startswith(f"{self.run}/")]):
+            subprocess.run(["umount", "--lazy", mount], check=False)
+        for pods in Path("/sys/fs/cgroup").glob("*/kubepods"):
+            subprocess.run(
+                ["find", pods, "-depth", "-type", "d", "-exec", "rmdir", "{}", "+"], check=False
+            )
+
+
+def _networks() -> set[str]:
+    """Return the names of network namespaces that containerd makes for pods."""
+    found = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+    return {line.split()[0] for line in found.stdout.splitlines() if line.startswith("cni-")}

@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_the_pictures_of_joins_are_as_they_are_drawn(drawing: ModuleType) -> Non
     for name, draw in drawing.PICTURES.items():
         svg = draw().svg()
         assert (PICTURES / f"{name}.svg").read_text(encoding="utf-8") == svg
-        assert ElementTree.fromstring(svg).tag.endswith("svg")
+        assert ET.fromstring(svg).tag.endswith("svg")
 
 
 def test_each_picture_is_in_the_page_of_joins(drawing: ModuleType) -> None:

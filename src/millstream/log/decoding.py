@@ -124,11 +124,13 @@ def decode_parts(
             continue
         arrays = records.columns(columns)
         batch = pa.RecordBatch.from_arrays([arrays[name] for name in columns], schema=schema)
-        if reaches_out:
+        if reaches_out and not records.dense:
             offsets = arrays.get("offset")
             if offsets is None:
                 offsets = records.columns(("offset",))["offset"]
-            low, high = np.searchsorted(np.asarray(offsets), [start, end])
+            # Arrow's own way to an array of NumPy imports pandas, which takes half a second.
+            numbers = np.frombuffer(offsets.buffers()[1], np.int64, len(offsets))
+            low, high = np.searchsorted(numbers, [start, end])
             batch = batch.slice(int(low), int(high - low))
         yield batch
 
@@ -263,7 +265,7 @@ class _Records:
         self._bytes: Bytes = np.frombuffer(part.data, np.uint8)
         self._heads = [header for _, header in part.batches]
         self._counts: Int64s = np.array([h.record_count for h in self._heads], np.int64)
-        self._dense = all(h.record_count == h.last_offset_delta + 1 for h in self._heads)
+        self.dense = all(h.record_count == h.last_offset_delta + 1 for h in self._heads)
         self._wanted = slice(0, int(self._counts.sum()))
 
     def narrow(self, start: int, end: int) -> bool:
@@ -271,14 +273,14 @@ class _Records:
 
         Return whether any may be left.
         """
-        if not self._dense:
+        if not self.dense:
             return True
         low, high = np.searchsorted(self._dense_offsets(), [start, end])
         self._wanted = slice(int(low), int(high))
         return bool(high > low)
 
     def columns(self, names: Sequence[str]) -> dict[str, pa.Array]:
-        if set(names) <= {"offset"} and self._dense:
+        if set(names) <= {"offset"} and self.dense:
             return {"offset": _int64_array(self._dense_offsets())}
         at, ends = (bounds[self._wanted] for bounds in self._bounds())
         out = {}

@@ -88,9 +88,14 @@ class EventCollection(Collection):
         several rows. An event that is below its partition's watermark by more than its stream's lateness is
         late, and counted. The state holds the rows that may get a partner yet.
 
+        Of rows that may be taken back (behind ``emit("update")``, say), the result is the join of those that are there, and
+        as of ``emit("retract")``. The state then holds rows for the length of the interval more. A view of it needs
+        what identifies both rows: of windows these and their ``by`` columns, of both sides.
+
         Raises:
             ConfigError: a column is not there, or two that are compared differ in type; the interval is
-                empty; a stream takes rows back, or is read with another ``late`` than ``"drop"``.
+                empty; a stream has parts of results (``emit("discard")``), or is read with another ``late`` than
+                ``"drop"``.
         """
         if not isinstance(other, EventCollection):
             raise ConfigError(

@@ -205,8 +205,8 @@ class _EventWindowBuilder:
         after = f'{window} comes after emit("retract"), whose rows take others back'
         if self.emission.mode != "final":
             raise ConfigError(
-                f"{after}. A window's rows are known when nothing can be taken back any more, so it emits "
-                '"final" there. Leave emit out; or emit "final" above.'
+                f"{after}. One row more or less moves a row of each later window of the key, so a window is "
+                'emitted when nothing can be taken back any more: as "final". Leave emit out; or emit "final" above.'
             )
         if self.emission.late_policy != "drop":
             raise ConfigError(

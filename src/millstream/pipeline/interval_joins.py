@@ -9,6 +9,7 @@ from millstream.durations import Duration, format_us, to_signed_us
 from millstream.errors import ConfigError
 from millstream.kernels.joins.interval_join import IntervalJoin, IntervalJoinKind, UnmatchedEmit
 from millstream.kernels.joins.join_input import JoinedColumns
+from millstream.kernels.joins.signed_interval_join import SignedIntervalJoin
 from millstream.pipeline.checks import SPAN_US_MAX
 from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.table_joins import JoinKeys, On, join_keys, joined_columns
@@ -44,10 +45,13 @@ def build_interval_join(
         )
     for which, shape in (("stream", left), ("other stream", right)):
         _check_input(which, shape)
+    left, right = left.as_changes("join"), right.as_changes("join")
+    signed = "retract" in (left.mode, right.mode)
     lower_us, upper_us = _bounds(within)
     keys = join_keys(on, left, right, "join")
     columns = joined_columns(left, right, keys, suffix, "join")
-    kernel = IntervalJoin(
+    operator = SignedIntervalJoin if signed else IntervalJoin
+    kernel = operator(
         name=left.names.unique(name or f"{how} join on {', '.join(keys.left)}"),
         how=how,
         columns=columns,
@@ -61,9 +65,11 @@ def build_interval_join(
     shape = StreamShape(
         columns.types,
         key=_key(left, keys),
-        mode="retract" if emit == "eager" else None,
+        mode="retract" if signed or emit == "eager" else None,
         window_key=(),
-        stable=_stable(columns, how) if emit == "eager" else (),
+        row_keys=_row_keys(left, right, keys, columns) if signed else (),
+        stable=_stable(columns, how) if emit == "eager" and not signed else (),
+        takes_back=signed,
         names=left.names,
     )
     return kernel, shape
@@ -73,6 +79,18 @@ def _stable(columns: JoinedColumns, how: IntervalJoinKind) -> tuple[str, ...]:
     """Return the columns that a row without a partner and the pair that replaces it have in common."""
     sides = {"left": (columns.left,), "right": (columns.right,)}.get(how, ())
     return tuple(name for side in sides for name in side.names)
+
+
+def _row_keys(
+    left: StreamShape, right: StreamShape, keys: JoinKeys, columns: JoinedColumns
+) -> tuple[tuple[str, ...], ...]:
+    """Return the columns that identify a joined row: what identifies its left row and its right row."""
+    if not left.row_keys or not right.row_keys:
+        return ()
+    names = {name: renamed for name, renamed, _ in columns.right.columns}
+    names |= dict(zip(keys.right, keys.left, strict=True))
+    of_right = (names[column] for column in right.row_keys[0])
+    return (tuple(dict.fromkeys((*left.row_keys[0], *of_right))),)
 
 
 def _key(left: StreamShape, keys: JoinKeys) -> tuple[str, ...]:
@@ -87,11 +105,13 @@ def _check_input(which: str, shape: StreamShape) -> None:
             f"join's {which} are late rows, whose time has passed: no watermark says until when a partner may "
             "come. View them, or send them to a topic."
         )
-    if shape.mode not in (None, "final"):
+    if shape.mode == "discard":
         raise ConfigError(
-            f'join\'s {which} comes after emit("{shape.mode}"), whose rows replace one another or add up. Emit '
-            '"final" there, or join tables: stream.table(…).join(…).'
+            f'join\'s {which} comes after emit("discard"), whose rows are parts that add up: a part of one window would '
+            'be paired with each part of the other. Emit "final", "update" or "retract" there.'
         )
+    if shape.no_windows:
+        raise ConfigError(f"join's {which} comes after {shape.no_windows}")
     if shape.late_policy != "drop":
         raise ConfigError(
             f'join\'s {which} is read with late="{shape.late_policy}", and a join has no side output and corrects '

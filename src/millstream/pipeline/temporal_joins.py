@@ -68,7 +68,7 @@ def build_asof_join(
         node, lateness_us = _versions(left, right, columns, options)
         tolerance_us = _within_ttl(tolerance_us, right.origin)
     else:
-        _check_events(right.shape, f"{what}'s right input")
+        _check_events(right.shape, what, which="'s right input")
         if right.shape.late_policy == "side":
             raise ConfigError(
                 'join_asof\'s right input is read with late="side", and only late rows of the left one are in a side '
@@ -177,14 +177,31 @@ def static_lookup(kernel: Lookup, table: StaticRows) -> StaticLookup:
     return StaticLookup(kernel.name, kernel.how, kernel.columns, kernel.nulls_equal, table)
 
 
-def _check_events(shape: StreamShape, what: str) -> None:
+_WAYS_OUT = {
+    "join_asof": (
+        "It waits until the watermark has passed a row, so final rows come out of it as early as changes "
+        'would. Emit "final" above.'
+    ),
+    "lookup": (
+        "By then the table may say something else, and a row must be taken back as it came. Look the events "
+        'up before the window; emit "final" above; or join tables: stream.table(…).join(table, …).'
+    ),
+}
+
+
+def _check_events(shape: StreamShape, what: str, *, which: str = "") -> None:
     """Make sure that a stream only adds rows."""
     if shape.is_late:
-        raise ConfigError(f"{what} comes after late rows. View them, or send them to a topic.")
+        raise ConfigError(
+            f"{what}{which} comes after late rows. View them, or send them to a topic."
+        )
+    if shape.mode == "discard":
+        raise ConfigError(
+            f'{what}{which} comes after emit("discard"), whose rows are parts that add up. Emit "final" above.'
+        )
     if shape.mode not in (None, "final"):
         raise ConfigError(
-            f'{what} comes after emit("{shape.mode}"), whose rows replace one another or add up. '
-            'Emit "final" there.'
+            f"{what}{which} comes after rows that may be replaced or taken back. {_WAYS_OUT[what]}"
         )
 
 

@@ -22,9 +22,9 @@ from millstream.sourcing.partition_log import PartitionLog
 from millstream.sourcing.stored_event import LogPosition, RawEvent, SourcedEvent
 from millstream.sourcing.stream_index import EventRun, StoredSnapshot, StreamIndex
 
-READ_THROUGH = (
-    64  # offsets of others between two events that are read with them: cheaper than a new read
-)
+# Offsets of others between two events that are read with them. Measured: a new read takes as long as skipping
+# 700 records of 200 bytes.
+READ_THROUGH = 500
 
 
 @dataclass(slots=True)
@@ -106,9 +106,26 @@ class Folding:
         found = self._from_snapshot(stream_id, until_version)
         if found is None:
             found = FoldedStream(0, self._decider.initial())
-        for event in self.raw_events(stream_id, found.version, until_version):
-            self.evolve(found, event)
+        self.fold(found, self.raw_events(stream_id, found.version, until_version))
         return found
+
+    def fold(self, aggregate: FoldedStream, events: Iterable[RawEvent]) -> None:
+        """Bring an aggregate up to the last of these events; see :meth:`evolve`."""
+        direct, evolve = self._events.direct, self._decider.evolve
+        state, version, event = aggregate.state, aggregate.version, None
+        for event in events:
+            version += 1
+            if event.version != version:
+                raise self._gap(event, version - 1)
+            decode = direct.get((event.type, event.schema))
+            try:
+                data = decode(event.fields) if decode else self.data_of(event)
+            except Exception:  # noqa: BLE001 - the long way names the event and its place
+                data = self.data_of(event)
+            state = evolve(state, data)
+        if event is not None:
+            aggregate.state, aggregate.version = state, version
+            aggregate.timestamp_ms = event.timestamp_ms
 
     def evolve(self, aggregate: FoldedStream, event: RawEvent) -> None:
         """Bring an aggregate one event further.
@@ -116,22 +133,22 @@ class Folding:
         Raises:
             CorruptionError: the event is not the next one.
         """
-        if event.version != aggregate.version + 1:
-            raise CorruptionError(
-                f"stream {event.stream_id!r} is at version {aggregate.version}, and its next event, at "
-                f"{self.place(event)}, has version {event.version}: events were deleted from the topic. "
-                "Restore it from a backup"
-            )
-        aggregate.state = self._decider.evolve(aggregate.state, self.data_of(event))
-        aggregate.version = event.version
-        aggregate.timestamp_ms = event.timestamp_ms
+        self.fold(aggregate, (event,))
+
+    def _gap(self, event: RawEvent, version: int) -> CorruptionError:
+        return CorruptionError(
+            f"stream {event.stream_id!r} is at version {version}, and its next event, at "
+            f"{self.place(event)}, has version {event.version}: events were deleted from the topic. "
+            "Restore it from a backup"
+        )
 
     def raw_events(
         self, stream_id: str, after: int = 0, until: int | None = None
     ) -> Iterator[RawEvent]:
         """Yield the events of a stream with versions in (after, until], without a scan of the partition."""
-        for start, end in _ranges(self._index.runs(stream_id, after)):
-            for event in self.log.read(start, end):
+        for runs in _neighbours(self._index.runs(stream_id, after)):
+            start, end = runs[0].first_offset, runs[-1].first_offset + runs[-1].length
+            for event in self.log.read(start, end, runs):
                 if event.stream_id != stream_id or event.version <= after:
                     continue
                 if until is not None and event.version > until:
@@ -210,8 +227,7 @@ class Folding:
         if kept is None:
             return None
         full = FoldedStream(0, self._decider.initial())
-        for event in self.raw_events(stream_id, 0, kept.version):
-            self.evolve(full, event)
+        self.fold(full, self.raw_events(stream_id, 0, kept.version))
         if full.version != kept.version:
             return (
                 f"the snapshot is at version {kept.version}, and the stream ends at {full.version}"
@@ -221,16 +237,12 @@ class Folding:
         return None
 
 
-def _ranges(runs: Sequence[EventRun]) -> Iterator[tuple[int, int]]:
-    """Yield ranges of offsets that cover the runs, joined where little lies between them."""
-    start = end = -1
-    for run in runs:
-        run_end = run.first_offset + run.length
-        if start >= 0 and run.first_offset - end <= READ_THROUGH:
-            end = run_end
-            continue
-        if start >= 0:
-            yield start, end
-        start, end = run.first_offset, run_end
-    if start >= 0:
-        yield start, end
+def _neighbours(runs: Sequence[EventRun]) -> Iterator[Sequence[EventRun]]:
+    """Yield the runs in groups, between which there is more than is worth reading through."""
+    first = 0
+    for at in range(1, len(runs) + 1):
+        before = runs[at - 1]
+        end = before.first_offset + before.length
+        if at == len(runs) or runs[at].first_offset - end > READ_THROUGH:
+            yield runs[first:at]
+            first = at

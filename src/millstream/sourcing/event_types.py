@@ -48,6 +48,8 @@ class EventTypes:
         self._by_class: dict[type, EventType] = {}
         self._upcasters: dict[tuple[str, int], Upcaster] = {}
         self._keys: SubjectKeys | None = None
+        self.direct: dict[tuple[str, int], Decode] = {}
+        """How fields of a name and version are read where nothing is to be upcast or opened."""
 
     def register(
         self,
@@ -129,6 +131,8 @@ class EventTypes:
         found = EventTypes()
         found._by_name, found._by_class = self._by_name, self._by_class
         found._upcasters, found._keys = self._upcasters, keys
+        if keys is None:
+            found.direct = {(one.name, one.version): one.decode for one in self._by_name.values()}
         return found
 
     def _check(self) -> None:

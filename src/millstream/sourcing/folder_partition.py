@@ -18,6 +18,7 @@ from millstream.log.reader import LogReader
 from millstream.record import TopicPartition
 from millstream.sourcing.partition_log import COLUMNS, events_of
 from millstream.sourcing.stored_event import RawEvent
+from millstream.sourcing.stream_index import EventRun
 
 
 class FolderPartition:
@@ -38,9 +39,9 @@ class FolderPartition:
     def bounds(self) -> tuple[int, int]:
         return self._reader().bounds(self.topic, self.partition)
 
-    def read(self, start: int, end: int) -> Iterator[RawEvent]:
+    def read(self, start: int, end: int, runs: Sequence[EventRun] = ()) -> Iterator[RawEvent]:
         batches = self._reader().read(self.topic, self.partition, start, end, columns=COLUMNS)
-        return events_of(self.topic, self.partition, batches)
+        return events_of(self.topic, self.partition, batches, runs)
 
     def append(self, records: Sequence[SimpleRecord], expected_end: int) -> int:
         name = TopicPartition(self.topic, self.partition)

@@ -19,6 +19,7 @@ from millstream.errors import FencedError, ProducerFencedError
 from millstream.log.encoding import SimpleRecord
 from millstream.sourcing.partition_log import COLUMNS, READ_OFFSETS, events_of
 from millstream.sourcing.stored_event import RawEvent
+from millstream.sourcing.stream_index import EventRun
 
 
 class KafkaPartition:
@@ -43,11 +44,11 @@ class KafkaPartition:
     def bounds(self) -> tuple[int, int]:
         return self._log.offsets(self.topic)[self.partition]
 
-    def read(self, start: int, end: int) -> Iterator[RawEvent]:
+    def read(self, start: int, end: int, runs: Sequence[EventRun] = ()) -> Iterator[RawEvent]:
         for at in range(start, end, READ_OFFSETS):
             until = min(end, at + READ_OFFSETS)
             table = self._log.read(self.topic, self.partition, at, until, columns=COLUMNS)
-            yield from events_of(self.topic, self.partition, table.to_batches())
+            yield from events_of(self.topic, self.partition, table.to_batches(), runs)
 
     def append(self, records: Sequence[SimpleRecord], expected_end: int) -> int:
         del expected_end  # nobody else can have moved it

@@ -1,6 +1,6 @@
 """A lane decides and appends the commands of one partition: those of all threads that wait, as one batch.
 
-One thread at a time takes what is queued, and for all of it
+One thread at a time leads: it takes what is queued, and for all of it
 
 1. reads on to the end of the partition, and brings index and cached aggregates up to it;
 2. decides each command, in order, on the state that the ones before it leave;
@@ -9,7 +9,8 @@ One thread at a time takes what is queued, and for all of it
 4. updates index and cache, and gives each command its result. Refusals are results too: they are given only
    when the events that they rest on are in the log.
 
-So a hot stream costs one sync for all threads that wait, and no update is lost: step 3 is the comparison, and
+Then one of those that wait leads. It gives the others a moment to come back with their next command, if they came
+together the last time: a sync takes longer than that. So a hot stream costs one sync for all threads that wait, and no update is lost: step 3 is the comparison, and
 it is made where appends are ordered (see ``partition_log``, which also says what a crash leaves).
 """
 
@@ -38,19 +39,20 @@ from millstream.sourcing.aggregate import AggregateCache, FoldedStream, Folding
 from millstream.sourcing.decider import DeciderLike, is_frozen
 from millstream.sourcing.event_types import EventTypes
 from millstream.sourcing.partition_log import PartitionLog
-from millstream.sourcing.stored_event import Metadata, RawEvent, encode_event
+from millstream.sourcing.stored_event import Metadata, RawEvent, about_of, encode_event
 from millstream.sourcing.stream_index import EventRun, LastEvent, StreamIndex
 
 OnConflict = Literal["retry", "raise"]
 GROUP_MAX = 500  # commands in one batch
 GROUP_BYTES = 8 << 20  # in one batch; the command that passes it is the last one
 CONFLICT_TIMEOUT_S = 30.0
+GATHER_S = 0.001  # for the threads of the last group to come back; a sync takes about as long
 LOOK_AGAIN_S = 0.002  # when the end has moved, and what moved it cannot be read yet
 _log = logging.getLogger(__name__)
 _deciding = threading.local()  # of every lane: two that waited for each other would wait for ever
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PendingCommand:
     """A command on its way. ``events`` or ``error`` is set when it is ``done``.
 
@@ -71,6 +73,19 @@ class PendingCommand:
     repeated: bool = False
     error: BaseException | None = None
     done: bool = False
+    leads: bool = False
+    _waiting: Any = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._waiting.acquire()
+
+    def wait(self) -> None:
+        """Return when it is done, or its thread is to lead."""
+        self._waiting.acquire()
+
+    def wake(self) -> None:
+        """Have :meth:`wait` return."""
+        self._waiting.release()
 
 
 class _Draft:
@@ -112,7 +127,9 @@ class Lane:
         self._clock_ms, self._partition_of = clock_ms, partition_of
         self._cache = AggregateCache(cache_max)
         self._queue: list[PendingCommand] = []
-        self._queue_lock = threading.Lock()
+        self._arrived = threading.Condition()  # guards the queue, and who leads
+        self._led = False
+        self._together = 1  # commands of the last group
         self._lock = threading.Lock()
         self._end = -1  # what was read; -1 before the index was compared with the log
         self._certain = True  # the end is not below what this lane has appended
@@ -122,16 +139,63 @@ class Lane:
     def handle(self, pending: PendingCommand) -> None:
         """Return when the command has its result, or its error."""
         _check_not_deciding()
-        with self._queue_lock:
+        with self._arrived:
             self._queue.append(pending)
-        with self._lock:
-            # Whoever had the lock before may have handled ours along with its own.
-            if not pending.done:
+            leads, self._led = not self._led, True
+            if len(self._queue) >= self._together:
+                self._arrived.notify()
+        if not leads:
+            try:
+                pending.wait()
+            except BaseException:
+                self._give_up(pending)
+                raise
+            if pending.done:
+                return
+        self._lead(pending)
+
+    def _lead(self, pending: PendingCommand) -> None:
+        """Handle what is queued, ``pending`` with it, and have another thread lead."""
+        taken: list[PendingCommand] = []
+        try:
+            with self._arrived:
+                if self._together > 1:
+                    self._arrived.wait_for(
+                        lambda: len(self._queue) >= self._together, timeout=GATHER_S
+                    )
+                taken, self._queue = self._queue, []
+                self._together = len(taken)
+            with self._lock:
                 _deciding.now = True
                 try:
-                    self._handle_queue()
+                    self._handle_queue(list(taken))
                 finally:
                     _deciding.now = False
+        finally:
+            lost = [one for one in taken if not one.done]
+            if lost:  # this thread was interrupted before it came to them
+                _fail(lost, _interrupted(KeyboardInterrupt()))
+            with self._arrived:
+                if pending in self._queue:
+                    self._queue.remove(pending)
+                self._appoint()
+            for one in taken:
+                one.wake()
+
+    def _appoint(self) -> None:
+        """Have the thread of the first command lead; called with the queue's lock."""
+        self._led = bool(self._queue)
+        if self._queue:
+            self._queue[0].leads = True
+            self._queue[0].wake()
+
+    def _give_up(self, pending: PendingCommand) -> None:
+        """Leave the queue: the thread was interrupted while it waited."""
+        with self._arrived:
+            if pending in self._queue:
+                self._queue.remove(pending)
+                if pending.leads:
+                    self._appoint()
 
     def catch_up(self) -> int:
         """Bring the index up to the end of the partition; return that end."""
@@ -167,9 +231,7 @@ class Lane:
 
     # -- a group of commands ------------------------------------------------------------------
 
-    def _handle_queue(self) -> None:
-        with self._queue_lock:
-            queue, self._queue = self._queue, []
+    def _handle_queue(self, queue: list[PendingCommand]) -> None:
         while queue:
             group = queue[:GROUP_MAX]
             try:
@@ -293,17 +355,15 @@ class Lane:
         one.data = []
         if not decided:
             return []
+        command_id, about = one.metadata.command_id, about_of(one.metadata)
         # A stream's times never go back, so that its state at a time is well defined.
         timestamp_ms = max(self._clock_ms(), aggregate.timestamp_ms)
         for version, data in enumerate(decided, start=aggregate.version + 1):
             kind, fields, again = self._events.encode(data)
             one.data.append(again)
             name, schema = kind.name, kind.version
-            one.events.append(
-                RawEvent(
-                    -1, timestamp_ms, one.stream_id, version, name, schema, fields, one.metadata
-                )
-            )
+            place = (-1, timestamp_ms, one.stream_id, version)
+            one.events.append(RawEvent(*place, name, schema, fields, command_id, about))
         records = [encode_event(event) for event in one.events]
         for record in records:
             check_record_size(record.size)
@@ -419,7 +479,7 @@ class Lane:
         if fits and last is not None and last.offset >= start:
             found = next(self.log.read(last.offset, last.offset + 1), None)
             fits = found is not None and last == LastEvent(
-                found.offset, found.stream_id, found.version, found.metadata.command_id
+                found.offset, found.stream_id, found.version, found.command_id
             )
         if not fits:
             self.index.clear()
@@ -436,9 +496,7 @@ class Lane:
                 f"does not follow version {known}: events were deleted, partitions were added to the topic, "
                 "or something else than ms.EventStore wrote to it. Restore the topic from a backup"
             )
-        self.index.add(
-            stream_id, EventRun(first.version, len(run), first.offset, first.metadata.command_id)
-        )
+        self.index.add(stream_id, EventRun(first.version, len(run), first.offset, first.command_id))
         self.index.flush_if_due()
         self._bring_up(run)
 
@@ -466,7 +524,7 @@ def _continues(before: RawEvent, event: RawEvent) -> bool:
     """Return whether an event belongs to the run of the one before it."""
     return (
         event.stream_id == before.stream_id
-        and event.metadata.command_id == before.metadata.command_id
+        and event.command_id == before.command_id
         and event.version == before.version + 1
         and event.offset == before.offset + 1
     )

@@ -14,7 +14,8 @@ the names of the tables, which show the live one. A rebuild fills the next gener
    A crash leaves the old one live, or the new one.
 
 The code of a projection is noted with its generation. Tables that were filled by other code are refused, never
-continued: rebuild them.
+continued: rebuild them. The last event is noted with each position. A log that was restored from an older backup
+ends before it, or has another event there: then the tables have what never happened, and are refused as well.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -35,17 +36,19 @@ from millstream.kernels.code_digest import code_digest, digest
 from millstream.sourcing.aggregate import Folding
 from millstream.sourcing.event_types import EventTypes
 from millstream.sourcing.projection_target import ProjectionTables, open_target
-from millstream.sourcing.stored_event import LogPosition, SourcedEvent
+from millstream.sourcing.stored_event import LogPosition, RawEvent, SourcedEvent
 
 BATCH_EVENTS = 5000  # in one transaction
 LOOK_AGAIN_S = 0.01
-_NAME = re.compile(r"[a-z_][a-z0-9_]{0,40}")
+BEHIND_S = 2.0  # a broker that has just become the leader may know of fewer events for a moment
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
+_REAL_NAME_MAX = 50  # PostgreSQL cuts names at 63 bytes; the generation comes behind it
 _TABLES = (
     """CREATE TABLE IF NOT EXISTS _millstream_projections (
         name TEXT, generation INTEGER, code TEXT, tables TEXT, live INTEGER,
         PRIMARY KEY (name, generation))""",
     """CREATE TABLE IF NOT EXISTS _millstream_positions (
-        name TEXT, generation INTEGER, partition_number INTEGER, next_offset BIGINT,
+        name TEXT, generation INTEGER, partition_number INTEGER, next_offset BIGINT, last_event TEXT,
         PRIMARY KEY (name, generation, partition_number))""",
 )
 
@@ -94,6 +97,11 @@ class EventSource(Protocol):
         """Return what reads the events of a partition."""
 
 
+def _name_of(event: SourcedEvent | RawEvent) -> str:
+    """Name an event as no other one is named: a log that went on otherwise has other commands."""
+    return f"{event.metadata.command_id}/{event.version}/{event.stream_id}"
+
+
 class _Moved(Exception):
     """Another process has moved the position, or made another generation live."""
 
@@ -116,6 +124,7 @@ class ProjectionRun:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._compared: set[tuple[int, int]] = set()  # generations and partitions
         parts = (
             code_digest(projection.code or projection.apply),
             store.events.digest(),
@@ -183,7 +192,8 @@ class ProjectionRun:
     def positions(self) -> dict[int, int]:
         """Return the next offset of each partition."""
         with self._target.transaction() as cursor:
-            return self._positions(cursor, self._generation)
+            found = self._positions(cursor, self._generation)
+        return {partition: offset for partition, (offset, _) in found.items()}
 
     def query(self, statement: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         """Return the rows of a SELECT on the tables, by their names."""
@@ -250,16 +260,20 @@ class ProjectionRun:
                 except _Moved:
                     continue
                 applied += count
-                if count < BATCH_EVENTS:
+                if not count:  # a batch may be small because the event after it cannot be read
                     break
         return applied
 
     def _apply_some(self, generation: int, partition: int) -> int:
         """Apply a batch of events in one transaction; return how many."""
         with self._target.transaction() as cursor:
-            start = self._positions(cursor, generation).get(partition, 0)
-        events = self._events_from(partition, start)
-        batch = list(islice(events, BATCH_EVENTS))
+            start, last = self._positions(cursor, generation).get(partition, (0, ""))
+        if (generation, partition) not in self._compared:
+            fault = self._fault_of(partition, start, last)
+            if fault is not None:
+                raise self._ahead(fault)
+            self._compared.add((generation, partition))
+        batch = self._events_from(partition, start)
         if not batch:
             return 0
         with self._target.transaction() as cursor:
@@ -267,20 +281,51 @@ class ProjectionRun:
             tables = ProjectionTables(cursor, self._table_names(generation))
             for event in batch:
                 self._projection.apply(event, tables)
+            end = batch[-1].position.offset
             self._execute(
                 cursor,
-                "INSERT INTO _millstream_positions VALUES (?, ?, ?, ?) "
+                "INSERT INTO _millstream_positions VALUES (?, ?, ?, ?, ?) "
                 "ON CONFLICT (name, generation, partition_number) DO UPDATE SET "
-                "next_offset = excluded.next_offset",
-                (self._projection.name, generation, partition, batch[-1].position.offset),
+                "next_offset = excluded.next_offset, last_event = excluded.last_event",
+                (self._projection.name, generation, partition, end, _name_of(batch[-1])),
             )
         return len(batch)
 
-    def _events_from(self, partition: int, start: int) -> Iterator[SourcedEvent]:
+    def _events_from(self, partition: int, start: int) -> list[SourcedEvent]:
+        """Return the next events, at most a batch; those before one that cannot be read, if there are any."""
         folding = self._store.reading(partition)
         low, end = folding.log.bounds()
-        if end > max(start, low):
-            yield from map(folding.sourced, folding.log.read(max(start, low), end))
+        batch: list[SourcedEvent] = []
+        if end <= max(start, low):
+            return batch
+        try:
+            for event in islice(folding.log.read(max(start, low), end), BATCH_EVENTS):
+                batch.append(folding.sourced(event))  # noqa: PERF401 - some are kept
+        except MillstreamError:
+            if not batch:
+                raise
+        return batch
+
+    def _fault_of(self, partition: int, start: int, last: str) -> str | None:
+        """Compare a position with the log; return what is wrong with it, or None."""
+        log = self._store.reading(partition).log
+        until_s = time.monotonic() + BEHIND_S
+        while (bounds := log.bounds())[1] < start:
+            if time.monotonic() > until_s:
+                return f"the log ends at offset {bounds[1]}"
+            time.sleep(LOOK_AGAIN_S)
+        if not bounds[0] < start:
+            return None
+        found = next(log.read(start - 1, start), None)
+        there = "nothing" if found is None else _name_of(found)
+        return None if there == last else f"the log has {there} before it, and it was {last}"
+
+    def _ahead(self, fault: str) -> ConfigError:
+        return ConfigError(
+            f"projection {self._projection.name!r} in {self._target.shown} has a position that does not fit: "
+            f"{fault}. The log was restored from an older backup, so the tables have events that never happened. "
+            "Rebuild it, with project(..., rebuild=True)"
+        )
 
     def _check_current(self, cursor: Any, generation: int, partition: int, start: int) -> None:
         known = self._generations(cursor).get(generation)
@@ -289,7 +334,7 @@ class ProjectionRun:
                 f"projection {self._projection.name!r} in {self._target.shown} was rebuilt by other code; "
                 "close this one"
             )
-        if self._positions(cursor, generation).get(partition, 0) != start:
+        if self._positions(cursor, generation).get(partition, (0, ""))[0] != start:
             raise _Moved
 
     # -- generations --------------------------------------------------------------------------
@@ -318,12 +363,20 @@ class ProjectionRun:
                     )
                 return live
             building = {number: one for number, one in known.items() if number != live}
-            same = [n for n, one in building.items() if one[0] == self._code and not anew]
+            same = [
+                number
+                for number, one in building.items()
+                if one[0] == self._code and not anew and self._fits(cursor, number)
+            ]
             self._drop(cursor, {n: one for n, one in building.items() if n not in same})
             if same:
                 return same[0]
             self._make(cursor, max(known) + 1, live=False)
             return max(known) + 1
+
+    def _fits(self, cursor: Any, generation: int) -> bool:
+        positions = self._positions(cursor, generation)
+        return all(self._fault_of(one, *place) is None for one, place in positions.items())
 
     def _rebuild(self) -> None:
         """Fill the new generation, and make it live: steps 2 and 3 of the module."""
@@ -361,7 +414,14 @@ class ProjectionRun:
 
     def _show(self, cursor: Any, generation: int) -> None:
         for name, real in self._table_names(generation).items():
-            cursor.execute(f'CREATE VIEW "{name}" AS SELECT * FROM "{real}"')  # noqa: S608 - checked names
+            try:
+                cursor.execute(f'CREATE VIEW "{name}" AS SELECT * FROM "{real}"')  # noqa: S608 - checked names
+            except Exception as error:
+                raise ConfigError(
+                    f"table {name!r} of projection {self._projection.name!r} cannot have this name in "
+                    f"{self._target.shown}: {error}. Another projection, or a table, has it; take another name, or "
+                    "another database"
+                ) from error
 
     def _drop(self, cursor: Any, generations: Mapping[int, tuple[str, str, bool]]) -> None:
         for generation, (_, tables, is_live) in generations.items():
@@ -381,16 +441,22 @@ class ProjectionRun:
         self._execute(cursor, statement, (self._projection.name,))
         return {row[0]: (row[1], row[2], bool(row[3])) for row in cursor.fetchall()}
 
-    def _positions(self, cursor: Any, generation: int) -> dict[int, int]:
+    def _positions(self, cursor: Any, generation: int) -> dict[int, tuple[int, str]]:
+        """Return of each partition the next offset, and the event before it."""
         statement = (
-            "SELECT partition_number, next_offset FROM _millstream_positions "
+            "SELECT partition_number, next_offset, last_event FROM _millstream_positions "
             "WHERE name = ? AND generation = ?"
         )
         self._execute(cursor, statement, (self._projection.name, generation))
-        return dict(cursor.fetchall())
+        return {row[0]: (row[1], row[2]) for row in cursor.fetchall()}
 
     def _table_name(self, name: str, generation: int) -> str:
-        return f"{self._projection.name}__{name}__{generation}"
+        """Return the real name of a table: no two are equal, and none is longer than PostgreSQL allows."""
+        both = f"{self._projection.name}__{name}"
+        if both.count("__") > 1 or "___" in both or len(both) > _REAL_NAME_MAX:
+            both = f"{both[:20]}_{digest(f'{self._projection.name}/{name}')[:12]}"
+            return f"{both}_{generation}"
+        return f"{both}__{generation}"
 
     def _table_names(self, generation: int) -> dict[str, str]:
         return {name: self._table_name(name, generation) for name in self._projection.tables}

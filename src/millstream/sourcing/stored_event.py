@@ -11,9 +11,10 @@ What was not given is left out. ``version`` counts the events of the stream from
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from millstream.errors import ConfigError, CorruptionError
 from millstream.log.encoding import SimpleRecord
@@ -62,7 +63,10 @@ class SourcedEvent:
 
 
 class RawEvent(NamedTuple):
-    """An event whose fields are still JSON values."""
+    """An event whose fields are still JSON values.
+
+    ``about`` has what is known of its cause, under the names of the module.
+    """
 
     offset: int
     timestamp_ms: int
@@ -71,12 +75,20 @@ class RawEvent(NamedTuple):
     type: str
     schema: int
     fields: Any
-    metadata: Metadata
+    command_id: str
+    about: Mapping[str, Any]
 
     @property
     def recorded_at(self) -> datetime:
         """When it was appended."""
         return _UNIX_ERA + timedelta(milliseconds=self.timestamp_ms)
+
+    @property
+    def metadata(self) -> Metadata:
+        """Why it is there."""
+        found = self.about
+        given = {name: found[short] for short, name in _OPTIONAL if short in found}
+        return Metadata(self.command_id, **given)
 
 
 _OPTIONAL = (
@@ -85,6 +97,14 @@ _OPTIONAL = (
     ("who", "who"),
     ("why", "why"),
 )
+_value_at = json.JSONDecoder().raw_decode
+"""Returns the JSON value at a place of a text, and the place behind it."""
+
+
+def about_of(metadata: Metadata) -> dict[str, str]:
+    """Return what was given of a cause, under the names of the module."""
+    pairs = ((short, getattr(metadata, name)) for short, name in _OPTIONAL)
+    return {short: given for short, given in pairs if given is not None}
 
 
 def encode_event(event: RawEvent) -> SimpleRecord:
@@ -98,13 +118,10 @@ def encode_event(event: RawEvent) -> SimpleRecord:
         "schema": event.schema,
         "stream": event.stream_id,
         "version": event.version,
-        "command": event.metadata.command_id,
+        "command": event.command_id,
+        **event.about,
+        "data": event.fields,
     }
-    for short, name in _OPTIONAL:
-        given = getattr(event.metadata, name)
-        if given is not None:
-            value[short] = given
-    value["data"] = event.fields
     try:
         written = ENCODER.encode(value).encode()
     except UnicodeEncodeError as error:
@@ -113,6 +130,77 @@ def encode_event(event: RawEvent) -> SimpleRecord:
             "stored; decode it with the encoding that it has"
         ) from error
     return SimpleRecord(event.timestamp_ms, event.stream_id.encode(), written)
+
+
+def decode_events(
+    topic: str,
+    partition: int,
+    offsets: Sequence[int],
+    times_ms: Sequence[int],
+    values: Sequence[bytes | None],
+) -> Iterator[RawEvent]:
+    """Yield the events of records.
+
+    Raises:
+        CorruptionError: one of them is no event: something else was written to the topic.
+    """
+    for offset, time_ms, found, value in zip(
+        offsets, times_ms, _parsed(values), values, strict=True
+    ):
+        try:
+            yield RawEvent(
+                offset,
+                time_ms,
+                found["stream"],
+                found["version"],
+                found["type"],
+                found["schema"],
+                found["data"],
+                found["command"],
+                found,
+            )
+        except (KeyError, TypeError):
+            yield decode_event(topic, partition, offset, time_ms, value)
+
+
+def _parsed(values: Sequence[bytes | None]) -> Iterable[Any]:
+    """Return the JSON values of records; None for those that have none.
+
+    They are read as one text, a line each, as an event has no line break in it. Where that is not what is there,
+    each is read by itself.
+    """
+    try:
+        text = b"\n".join(cast("Sequence[bytes]", values)).decode()  # a None is an error
+        if text.count("\n") == len(values) - 1:
+            found = _lines(text)
+            if len(found) == len(values):  # the last one may be empty
+                return found
+    except (TypeError, ValueError):
+        pass
+    return map(_value_of, values)
+
+
+def _lines(text: str) -> list[Any]:
+    """Return the JSON value of each line.
+
+    Raises:
+        ValueError: a line is something else.
+    """
+    found, at, size = [], 0, len(text)
+    while at < size:
+        value, at = _value_at(text, at)
+        found.append(value)
+        if at < size and text[at] != "\n":
+            raise ValueError("a line has more than one value")
+        at += 1
+    return found
+
+
+def _value_of(value: bytes | None) -> Any:
+    try:
+        return json.loads(value or b"")
+    except ValueError:
+        return None
 
 
 def decode_event(
@@ -133,13 +221,8 @@ def decode_event(
             found["type"],
             found["schema"],
             found["data"],
-            Metadata(
-                found["command"],
-                found.get("cause"),
-                found.get("correlation"),
-                found.get("who"),
-                found.get("why"),
-            ),
+            found["command"],
+            found,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptionError(

@@ -156,10 +156,12 @@ class StreamIndex:
         with self._lock:
             rows = self._db.execute(
                 "SELECT first_version, count, first_offset, command FROM runs "
-                "WHERE stream = ? AND first_version + count > ? + 1 ORDER BY first_version",
-                (stream_id, after),
+                "WHERE stream = :stream AND first_version >= ifnull((SELECT max(first_version) FROM runs "
+                "WHERE stream = :stream AND first_version <= :next), 0) ORDER BY first_version",
+                {"stream": stream_id, "next": after + 1},
             )
-            found = {row[0]: EventRun(*row) for row in rows}
+            runs = map(EventRun._make, rows)
+            found = {run.first_version: run for run in runs if run.last_version > after}
             recent = self._runs.get(stream_id, ())
             found |= {run.first_version: run for run in recent if run.last_version > after}
             return list(found.values())

@@ -8,6 +8,7 @@ import pytest
 
 import millstream as ms
 from millstream.errors import ConfigError
+from millstream.kernels.joins.signed_interval_join import SignedIntervalJoin
 
 BOTH = ("-5 minutes", "5 minutes")
 
@@ -62,22 +63,29 @@ def test_bounds_may_be_negative_and_of_both_kinds(app):
     assert (kernel.lower_us, kernel.upper_us) == (-5_400_000_000, -300_000_000)
 
 
-def test_what_takes_rows_back_or_replaces_them_is_refused(app):
+def test_what_takes_rows_back_or_replaces_them_is_joined_as_changes(app):
     events = stream_of(app)
     windows = events.window(ms.tumbling("1 minute"), by="k")
-    for mode in ("update", "retract", "discard"):
+    for mode in ("update", "retract"):
         emitted = windows.emit(mode).agg(rows=ms.count())
-        with pytest.raises(ConfigError, match=f'emit\\("{mode}"\\).*Emit "final" there'):
-            events.join(emitted, "k", within=BOTH)
-        with pytest.raises(ConfigError, match=f'join\'s stream comes after emit\\("{mode}"\\)'):
-            emitted.join(events, "k", within=BOTH)
-    assert events.join(windows.agg(rows=ms.count()), "k", within=BOTH)
+        for joined in (
+            events.join(emitted, "k", within=BOTH),
+            emitted.join(events, "k", within=BOTH),
+        ):
+            assert isinstance(joined.node.kernel, SignedIntervalJoin)
+            assert joined.shape.mode == "retract"
+    final = events.join(windows.agg(rows=ms.count()), "k", within=BOTH)
+    assert not isinstance(final.node.kernel, SignedIntervalJoin)
+    parts = windows.emit("discard").agg(rows=ms.count())
+    with pytest.raises(ConfigError, match=r"parts that add up: a part of one window would"):
+        events.join(parts, "k", within=BOTH)
 
 
-def test_eager_rows_are_taken_back_so_they_are_not_joined_again(app):
+def test_what_eager_joins_take_back_is_joined_again(app):
     eager = stream_of(app).join(stream_of(app, "u"), "k", within=BOTH, how="left", emit="eager")
-    with pytest.raises(ConfigError, match='Emit "final" there'):
-        eager.join(stream_of(app, "v"), "k", within=BOTH)
+    again = eager.join(stream_of(app, "v"), "k", within=BOTH, suffix="_v")
+    assert isinstance(again.node.kernel, SignedIntervalJoin)
+    assert again.shape.mode == "retract"
 
 
 @pytest.mark.parametrize("late", ["side", "correct"])

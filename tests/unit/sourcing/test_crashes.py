@@ -20,7 +20,7 @@ from millstream.sourcing.aggregate import Folding
 from millstream.sourcing.lane import Lane, PendingCommand
 from millstream.sourcing.partition_log import COLUMNS, events_of
 from millstream.sourcing.stored_event import Metadata, RawEvent
-from millstream.sourcing.stream_index import StreamIndex
+from millstream.sourcing.stream_index import EventRun, StreamIndex
 from millstream.testing.disk import SimulatedCrash, SimulatedDisk
 
 FOLDER = Path("/log")
@@ -45,8 +45,9 @@ class DiskPartition:
     def bounds(self) -> tuple[int, int]:
         return self._reader.bounds("ledger", 0)
 
-    def read(self, start: int, end: int) -> Iterator[RawEvent]:
-        return events_of("ledger", 0, self._reader.read("ledger", 0, start, end, columns=COLUMNS))
+    def read(self, start: int, end: int, runs: Sequence[EventRun] = ()) -> Iterator[RawEvent]:
+        batches = self._reader.read("ledger", 0, start, end, columns=COLUMNS)
+        return events_of("ledger", 0, batches, runs)
 
     def append(self, records: Sequence[SimpleRecord], expected_end: int) -> int:
         append = PendingAppend(

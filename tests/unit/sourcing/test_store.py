@@ -16,7 +16,16 @@ from unit.sourcing.ledger import ACCOUNT, Balance, Paid, event_types, model, ope
 
 import millstream as ms
 from millstream.errors import VersionConflictError
+from millstream.sourcing import aggregate
+from millstream.sourcing.lane import PendingCommand
 from millstream.sourcing.store import EventStore
+from millstream.sourcing.stored_event import (
+    Metadata,
+    RawEvent,
+    decode_event,
+    decode_events,
+    encode_event,
+)
 
 
 def totals(store: EventStore) -> dict[str, tuple[int, int]]:
@@ -211,13 +220,86 @@ def test_reading_one_stream_reads_few_of_the_others(log: ms.EventLog, monkeypatc
         lane.catch_up()
         read, spans = lane.log.read, []
 
-        def counted(start, end):
-            spans.append(end - start)
-            return read(start, end)
+        def counted(start, end, runs):
+            found = list(read(start, end, runs))
+            spans.append((end - start, len(found)))
+            return found
 
         monkeypatch.setattr(lane.log, "read", counted)
         assert store.load("s7").state == Balance(2, 2)
-        assert spans == [1, 1]
+        assert spans == [(151, 2)]  # the others between the two are passed over, and not decoded
+        spans.clear()
+        monkeypatch.setattr(aggregate, "READ_THROUGH", 64)
+        assert len(list(store.history("s7"))) == 2
+        assert spans == [(1, 1), (1, 1)]
+
+
+@pytest.mark.thorough
+def test_three_hundred_thousand_aggregates_in_one_topic(log: ms.EventLog, monkeypatch) -> None:
+    count = 300_000
+    with open_store(log, partitions=4) as store, log.producer() as producer:
+        for at in range(2 * count):
+            stream_id, version = f"s{at % count}", 1 + at // count
+            event = RawEvent(-1, 1, stream_id, version, "paid", 1, {"amount": at % 7}, f"c{at}", {})
+            record = encode_event(event)
+            partition = store.partition_of(stream_id)
+            producer.send("ledger", record.value, key=record.key, partition=partition)
+    with open_store(log) as store:
+        assert len(store.stream_ids()) == count
+        for at in (0, 1, count // 2, count - 1):
+            lane = store.lane_of(f"s{at}")
+            read, spans = lane.log.read, []
+            with monkeypatch.context() as patch:
+                patch.setattr(
+                    lane.log,
+                    "read",
+                    lambda *given, read=read, spans=spans: spans.append(given[:2]) or read(*given),
+                )
+                expected = at % 7 + (at + count) % 7
+                assert store.load(f"s{at}").state == Balance(expected, 2)
+            assert [end - start for start, end in spans] == [1, 1]  # two events, of 150,000
+        assert store.handle("s5", [1], command_id=f"c{count + 5}").repeated
+
+
+class Interrupted(PendingCommand):
+    def wait(self) -> None:
+        raise KeyboardInterrupt
+
+
+def test_a_command_that_was_interrupted_while_it_waited_holds_up_no_other(
+    store: EventStore,
+) -> None:
+    """The thread that waits gets an interrupt as from Ctrl-C; whether it was to lead or not."""
+    for interrupted in range(3):
+        deciding, going_on = threading.Event(), threading.Event()
+
+        class Slow(list):
+            def __iter__(self, deciding=deciding, going_on=going_on):
+                deciding.set()
+                assert going_on.wait(30)
+                return super().__iter__()
+
+        threads = [threading.Thread(target=store.handle, args=("hot", Slow([1])))]
+        threads[0].start()
+        assert deciding.wait(30)
+        lane = store.lane_of("hot")
+        kinds = [Interrupted if at == interrupted else PendingCommand for at in range(3)]
+        waiting = [
+            kind("hot", [1], Metadata(f"w{interrupted}{at}")) for at, kind in enumerate(kinds)
+        ]
+        for at, one in enumerate(waiting):
+            if at == interrupted:
+                with pytest.raises(KeyboardInterrupt):
+                    lane.handle(one)
+                continue
+            threads.append(threading.Thread(target=lane.handle, args=(one,)))
+            threads[-1].start()
+        going_on.set()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        assert [one.done for one in waiting] == [at != interrupted for at in range(3)]
+        assert store.handle("hot", [1]).version == 4 * (interrupted + 1)
 
 
 def test_a_record_that_is_no_event_is_refused_loudly(log: ms.EventLog, store: EventStore) -> None:
@@ -412,3 +494,33 @@ def test_any_commands_leave_what_the_rule_says(tmp_path_factory, commands) -> No
             check_versions(store)
         finally:
             store.close()
+
+
+EVENT = b'{"type":"paid","schema":1,"stream":"s","version":%d,"command":"c","data":{"note":"\\n"}}'
+WRITTEN_OTHERWISE = EVENT.replace(b",", b",\n ")
+
+
+@given(st.lists(st.sampled_from([EVENT, WRITTEN_OTHERWISE, b" " + EVENT + b" "]), max_size=6))
+def test_events_that_are_read_together_are_what_each_is_by_itself(values) -> None:
+    values = [value % at for at, value in enumerate(values)]
+    count = len(values)
+    found = list(decode_events("t", 0, range(count), range(count), values))
+    assert found == [decode_event("t", 0, at, at, value) for at, value in enumerate(values)]
+
+
+@pytest.mark.parametrize("bad", [None, b"", b"{}", b"[1]", b"7", b"\xff", EVENT + b"\n" + EVENT])
+@pytest.mark.parametrize("place", range(3))
+def test_what_is_no_event_is_named_by_its_place_among_others(bad, place: int) -> None:
+    values = [EVENT % 1, EVENT % 2]
+    values.insert(place, bad)
+    reading = decode_events("t", 0, range(3), range(3), values)
+    assert [next(reading).offset for _ in range(place)] == list(range(place))
+    with pytest.raises(ms.MillstreamError, match=f"at offset {place} of t/0 is no event"):
+        next(reading)
+
+
+def test_values_that_only_together_are_events_are_none(log: ms.EventLog) -> None:
+    first, second = EVENT % 1, EVENT % 2
+    halves = [first + b",\n" + second[:9], second[9:]]
+    with pytest.raises(ms.MillstreamError, match="is no event"):
+        list(decode_events("t", 0, range(2), range(2), halves))

@@ -114,16 +114,21 @@ class IntervalJoin(JoinOperator):
 
     def prepare(self, rows: pl.DataFrame, number: int) -> Prepared:
         """Take keys, columns and time; leave out what is in no result, or late by what this batch read."""
-        taken = self.inputs[number].project(rows, (TIME, SPLIT, WATERMARK_SEEN))
+        taken = self._taken(rows, number)
         filtered = 0
         if not self.nulls_equal and not self.keeps[number]:
+            before = taken.height
             taken = taken.filter(~null_keys(taken, self.by))
-            filtered = rows.height - taken.height
+            filtered = before - taken.height
         if WATERMARK_SEEN not in taken.columns:
             return Prepared(taken, counts={"filtered": filtered})
         found = split_late(taken, taken[WATERMARK_SEEN].to_numpy(), self.lateness_us[number])
         counts = {"filtered": filtered}
         return Prepared(found.in_time, found.late.height, counts, found.late_by_us)
+
+    def _taken(self, rows: pl.DataFrame, number: int) -> pl.DataFrame:
+        """Return what is taken of an input's rows."""
+        return self.inputs[number].project(rows, (TIME, SPLIT, WATERMARK_SEEN))
 
     # ── after the shuffle ───────────────────────────────────────────────────────────────────
 
@@ -168,11 +173,15 @@ class IntervalJoin(JoinOperator):
         result: OperatorResult,
     ) -> pl.DataFrame:
         """Return the rows of an input that are in time, with the hash of the key; count the others."""
-        taken = [self.inputs[number].empty()]
+        taken = [self._nothing(number)]
         for table in sorted(tables, key=_first_split):
             found = take_in_time(table, self.lateness_us[number], context, result)
             taken.append(found.in_time.drop(SPLIT, WATERMARK_SEEN, strict=False))
         return self.hashed(pl.concat(taken), context.seed)
+
+    def _nothing(self, number: int) -> pl.DataFrame:
+        """Return no rows of an input, as they are in time."""
+        return self.inputs[number].empty()
 
 
 def _first_split(rows: pl.DataFrame) -> int:

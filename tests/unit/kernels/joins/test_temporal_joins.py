@@ -268,7 +268,22 @@ def test_the_state_of_a_table_that_changes_for_ever_stays_small():
             lambda s, q, t: (
                 s.window(ms.tumbling("1 s"), by="k").emit("update").agg(n=ms.count()).lookup(t, "k")
             ),
-            'after emit("update")',
+            "a row must be taken back as it came. Look the events up before the window",
+        ),
+        (
+            lambda s, q, t: (
+                s.window(ms.tumbling("1 s"), by="k")
+                .emit("update")
+                .agg(n=ms.count())
+                .join_asof(t, "k")
+            ),
+            "final rows come out of it as early as changes would",
+        ),
+        (
+            lambda s, q, t: s.join_asof(
+                q.window(ms.tumbling("1 s"), by="k").emit("retract").agg(n=ms.count()), "k"
+            ),
+            "join_asof's right input comes after rows that may be replaced or taken back",
         ),
         (
             lambda s, q, t: s.join_asof(
