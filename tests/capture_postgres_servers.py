@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from millstream.errors import EnvironmentProblem
-from millstream.testing.postgres import PostgresServer
+from millstream.testing.postgres import PostgresServer, programs, wheel_programs
 
 _numbers = itertools.count(1)
 LOGICAL = {
@@ -16,11 +16,14 @@ LOGICAL = {
 }
 
 
-def start(**settings):
-    """Return a server; where there is none, the test is skipped."""
+def start(*, of_wheel=False, **settings):
+    """Return a server, the system's or else the wheel's; where there is none, the test is skipped."""
     pytest.importorskip("psycopg", reason="the driver of PostgreSQL is not installed here")
+    if of_wheel and (programs() is None or wheel_programs() is None):
+        pytest.skip("there are not two releases of PostgreSQL here")
+    folder = wheel_programs() if of_wheel else programs() or wheel_programs()
     try:
-        return PostgresServer(**{**LOGICAL, **settings})
+        return PostgresServer(folder, **{**LOGICAL, **settings})
     except EnvironmentProblem as problem:
         pytest.skip(str(problem))
 

@@ -111,14 +111,27 @@ def test_long(arguments: list[str]) -> int:
     """Run the tests that need no service in every lane, where what is rare in the code is made common.
 
     Then, without arguments, ten thousand histories of each kind of join, the published cases in every batching
-    and number of partitions, also on Spark, and what takes long or wants programs that take long to build: YARN,
-    images, Kubernetes.
+    and number of partitions, also on Spark, captures that are killed 50 times, what takes long or wants programs that
+    take long to build (YARN, images, Kubernetes), and machines without a common disk, from which S3 is cut off for a minute.
     """
     tests = arguments or [*QUICK_TESTS, *WITHOUT_HOUSE_RULES]
     lanes = [in_lane(lane.stem, tests, {}) for lane in sorted(LANES.glob("*.py"))]
     if arguments:
         return worst(*lanes)
-    return worst(*lanes, histories_of_joins(), every_batching(), platforms())
+    return worst(
+        *lanes,
+        captures_killed_often(),
+        histories_of_joins(),
+        every_batching(),
+        platforms(),
+        cut_off_machines(),
+    )
+
+
+def captures_killed_often() -> int:
+    """Kill each capture 50 times, and its server 5 times, under a random workload."""
+    services.install()
+    return pytest("tests/unit/capture", "-k", "test_1_2_", env={"MILLSTREAM_CAPTURE_KILLS": "50"})
 
 
 def histories_of_joins() -> int:
@@ -126,6 +139,11 @@ def histories_of_joins() -> int:
     say(f"{JOIN_HISTORIES} histories of each kind of join")
     env = {**ONE_THREAD_EACH, "MILLSTREAM_JOIN_HISTORIES": str(JOIN_HISTORIES)}
     return pytest(*HISTORIES_OF_JOINS, *SIDE_BY_SIDE, env=env)
+
+
+def cut_off_machines() -> int:
+    """Run an app on machines without a common disk, from which S3 is cut off for a minute."""
+    return pytest("tests/spark/test_machines.py", env={"MILLSTREAM_CUT_S": "60"})
 
 
 def platforms() -> int:

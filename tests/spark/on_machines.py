@@ -60,6 +60,7 @@ def pipeline(log, state, store, folder):
     counted.view("minutes")
     found.select("machine", "seen", "at").view("machines", key=("machine", "seen"))
     found.select("id", "ad").to("found", partitions=2)
+    found.select("id", "ad").dataset(os.environ["DATASET"])
     return app
 
 
@@ -77,11 +78,12 @@ def send_signal_before_commit(number, batch_id):
 
 
 def main(master, folder, host, *ending):
-    from millstream.spark import frame_blocks
+    from millstream.spark import frame_blocks, output_tasks
     from millstream.spark.stages import executor
 
     # these batches are so small that the driver would do all itself
     executor.DRIVER_BYTES_MAX = frame_blocks._FETCHED_BYTES_MAX = -1
+    output_tasks.DRIVER_BYTES_MAX = -1
     frame_blocks._NAMED_BYTES_MIN = 256
     if ending:
         send_signal_before_commit(getattr(signal, ending[0]), int(ending[1]))

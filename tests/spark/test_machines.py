@@ -1,11 +1,15 @@
 """A cluster that cannot cheat: every machine has an address and a mount namespace of its own.
 
 Neither the driver's folder nor another executor's can be seen on a machine, so whatever goes between them goes
-by Spark, S3, PostgreSQL or the broker. The "machines" are processes of this one, which share its network and clocks.
+by Spark, S3, PostgreSQL or the broker, but for a dataset, whose folder all see, as one that all have mounted. The "machines" are processes of this one, which share its network and clocks.
+
+While they run, S3 answers 503, late, or not; uploads and downloads are torn; the disk of a cache is full; PostgreSQL crashes.
+For MILLSTREAM_CUT_S seconds (5 by default, and 60 in `make test-long`) nobody reaches S3 at all.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -13,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -27,6 +32,7 @@ from broker.broker_process import AsProcess
 from clusters import Cluster, end
 from mount_namespaces import may_unshare
 from on_machines import CLICK_AFTER, shown_at
+from s3_server import Fault
 
 import millstream as ms
 
@@ -41,8 +47,12 @@ ADDRESSES = {
 # Only the machine's own folder is left of the place of temporary files.
 ENTER = (
     'mount --bind "$0" /mnt && mount -t tmpfs none "$1" && mkdir -p "$0" && mount --move /mnt "$0" '
-    '&& cd "$0" && shift && exec "$@"'
+    '&& cd "$0" && shift && { [ -z "$CACHE_DISK" ] || mount -t tmpfs -o size="$CACHE_DISK" none cache; } '
+    '&& exec "$@"'
 )
+# A disk that is full after the first few runs of state.
+CACHE_DISKS = {"two": "48k", "three": "48k"}
+CUT_S = float(os.environ.get("MILLSTREAM_CUT_S", "5"))
 WAIT_S = 240
 
 
@@ -54,7 +64,7 @@ class Machines(Cluster):
 
     def __post_init__(self):
         for name in ADDRESSES:
-            (self.root / name).mkdir(parents=True)
+            (self.root / name / "cache").mkdir(parents=True)
         super().__post_init__()
 
     def enter(self, name):
@@ -80,6 +90,7 @@ class Machines(Cluster):
             "SPARK_LOCAL_IP": ADDRESSES[name],
             "SPARK_LOCAL_DIRS": str(own / "spark"),
             "MILLSTREAM_CACHE": str(own / "cache"),
+            "CACHE_DISK": CACHE_DISKS.get(name, ""),
             "MACHINE": name,
             "MACHINES": str(self.root),
         }
@@ -113,7 +124,16 @@ class Machines(Cluster):
 
 
 @pytest.fixture
-def machines(tmp_path, database, s3_url, monkeypatch):
+def mounted():
+    """A folder that all machines see, as it is not where temporary files are."""
+    if Path(tempfile.gettempdir()) in (Path("/var/tmp"), Path("/var")):
+        pytest.skip("temporary files are in /var/tmp, where all machines were to see a folder")
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def machines(tmp_path, database, s3_url, mounted, monkeypatch):
     if not may_unshare():
         pytest.skip("this user may not make mount namespaces (unshare): run it as root on Linux")
     monkeypatch.setenv("PGUSER", unquote(urlsplit(database).username))
@@ -125,6 +145,7 @@ def machines(tmp_path, database, s3_url, monkeypatch):
             ("LOG", f"kafka://{broker.address}"),
             ("STATE", s3_url),
             ("STORE", database),
+            ("DATASET", str(mounted / "found")),
         ):
             monkeypatch.setenv(name, value)
         yield Machines(folder, opened, root=tmp_path / "machines")
@@ -185,8 +206,35 @@ def stopped(process):
     return os.WIFSTOPPED(status)
 
 
+@dataclass
+class Faults:
+    """Faults of S3, by the number of the request; the first upload begins a time in which nobody reaches it."""
+
+    number: itertools.count = field(default_factory=lambda: itertools.count(1))
+    cut_until: float = 0.0
+    seen: Counter = field(default_factory=Counter)
+
+    def decide(self, method, path):
+        now = time.monotonic()
+        if not self.cut_until and method == "PUT":
+            self.cut_until = now + CUT_S
+        fault = Fault("silence") if now < self.cut_until else self.of(next(self.number), method)
+        if fault is not None:
+            self.seen["cut off" if now < self.cut_until else fault.kind] += 1
+        return fault
+
+    def of(self, number, method):
+        if number % 9 == 0:
+            return Fault("503")
+        if number % 10 == 0:
+            return Fault("slow", 0.5)
+        if number % 5 == 0:
+            return Fault("cut upload" if method == "PUT" else "cut download")
+        return Fault("lost answer") if number % 7 == 0 and method == "PUT" else None
+
+
 def test_machines_that_share_no_disk_give_the_batch_answer_and_a_driver_goes_on_elsewhere(
-    no_spark, machines, tmp_path, s3_url
+    no_spark, machines, tmp_path, s3, postgres_server
 ):
     log, store = os.environ["LOG"], os.environ["STORE"]
     said = {name: tmp_path / name for name in ("zombie", "second", "killed", "last")}
@@ -197,6 +245,8 @@ def test_machines_that_share_no_disk_give_the_batch_answer_and_a_driver_goes_on_
     machines.worker("three")
     assert stopped(zombie), said["zombie"].read_text()
 
+    faults = Faults()
+    s3.decide = faults.decide
     second = machines.driver("driver-two", said["second"])
     assert second.wait(WAIT_S) == 0, said["second"].read_text()
     assert minutes(store) == counted(24_000)
@@ -209,9 +259,15 @@ def test_machines_that_share_no_disk_give_the_batch_answer_and_a_driver_goes_on_
     killed = machines.driver("driver-one", said["killed"], "SIGKILL", str(batches + 3))
     assert killed.wait(WAIT_S) == -signal.SIGKILL, said["killed"].read_text()
     last = machines.driver("driver-two", said["last"])
+    wait_for(said["last"], "batch ", last)
+    postgres_server.kill()
+    postgres_server.start()
     assert last.wait(WAIT_S) == 0, said["last"].read_text()
     assert minutes(store) == counted(48_000)
     assert sorted(found(log)) == list(range(1, 48_000, 2))
+    assert {"cut off", "503", "slow", "cut upload"} <= faults.seen.keys(), faults.seen
+    dataset = ms.dataset(os.environ["DATASET"])
+    assert dataset.scan().collect()["id"].sort().to_list() == list(range(1, 48_000, 2))
 
     with ms.view("machines", store=store) as view:
         seen = view.scan().select("machine", "seen").rows()

@@ -12,6 +12,8 @@ import millstream as ms
 from millstream.spark import frame_blocks, frame_files, job, output_tasks
 from millstream.spark.output_tasks import OutputTasks
 
+psycopg = pytest.importorskip("psycopg", reason="the driver of PostgreSQL is not installed here")
+
 START = datetime(2026, 1, 1, tzinfo=UTC)
 EVENTS = 4000
 
@@ -78,14 +80,21 @@ def in_tasks(request, monkeypatch):
 
 
 @pytest.fixture
-def staged(monkeypatch):
-    """Which outputs were staged, by batch."""
+def staged(monkeypatch, tmp_path, database):
+    """Which outputs were staged, by batch. Of two batches, something staged is lost before the commit."""
     seen = []
     real = OutputTasks.stage
 
     def stage(self, batch_id, rows):
         left, found = real(self, batch_id, rows)
         seen.append(set(found))
+        if batch_id == 0:
+            name = "dataset(events)"
+            (tmp_path / "events" / found[name].parts[0].files[0].path).unlink()
+        if batch_id == 1:
+            with psycopg.connect(database) as connection:
+                table = found["newest"].parts[0].tables.rows
+                connection.execute(f"TRUNCATE millstream_out.{table}")
         return left, found
 
     monkeypatch.setattr(OutputTasks, "stage", stage)
@@ -110,3 +119,18 @@ def test_tasks_write_what_the_driver_writes(spark, tmp_path, database, expected,
         *("newest", "minutes", "fives", "minutes_there", "few"),
         *(sink.name for sink in declare(tmp_path, database).plan().sinks),
     }
+
+
+@pytest.mark.parametrize(
+    ("master", "written_by_tasks"),
+    [
+        (None, False),
+        ("local[4]", False),
+        ("local-cluster[2,1,1024]", True),
+        ("spark://host:7077", True),
+        ("yarn", True),
+        ("k8s://https://host:443", True),
+    ],
+)
+def test_one_decision_says_who_writes_large_outputs(master, written_by_tasks):
+    assert job.tasks_write_outputs(master) is written_by_tasks

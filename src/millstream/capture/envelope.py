@@ -22,17 +22,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+
+from millstream.capture.json_columns import joined, numbers
 from millstream.capture.outbox import OutboxRouter, RoutedEvent
 from millstream.capture.units import (
     CaptureUnit,
     LoggedMessage,
     Operation,
+    RowBlock,
     TableChange,
     TableDefinition,
 )
@@ -59,6 +63,22 @@ class CapturedRecord(NamedTuple):
     table: bool = False
     truncate: bool = False
     routed: bool = False
+
+    @property
+    def events(self) -> int:
+        """How many changes of tables, or events of an outbox, it says."""
+        return int(self.routed or (self.table and self.value is not None))
+
+
+class CapturedRecords(NamedTuple):
+    """Many records for the topic of a table, as columns of bytes; without ``keys`` none has one."""
+
+    topic: str
+    keys: pa.Array | None
+    values: pa.Array
+    timestamp_ms: int
+    events: int
+    table: bool = True
 
 
 @dataclass
@@ -123,7 +143,7 @@ class UnitRecords:
     columns: dict[str, list[str]] = field(default_factory=dict)
     outbox: OutboxRouter | None = None
 
-    def records(self, unit: CaptureUnit) -> Iterator[CapturedRecord]:
+    def records(self, unit: CaptureUnit) -> Iterator[CapturedRecord | CapturedRecords]:
         """Yield the records of a unit, while its contents are read."""
         if unit.kind == "progress":
             yield self._heartbeat()
@@ -138,12 +158,26 @@ class UnitRecords:
 
 
 @dataclass
+class _UnitTable:
+    """A table in a unit: how many of its changes there were, and the JSON that all of them have.
+
+    ``source`` is up to the value of its ``seq``, ``transaction`` from behind that to the value of ``total_order``.
+    """
+
+    name: str
+    topic: str
+    source: bytes
+    transaction: bytes
+    count: int = 0
+
+
+@dataclass
 class _Unit:
     """One unit on its way into records."""
 
     maker: UnitRecords
     unit: CaptureUnit
-    counts: Counter[str] = field(default_factory=Counter)
+    tables: dict[tuple[str, str], _UnitTable] = field(default_factory=dict)
     total: int = 0
     routed: int = 0  # contents that concern an outbox
 
@@ -155,7 +189,7 @@ class _Unit:
     def time_ms(self) -> int:
         return self.unit.timestamp_ms or self.maker.clock_ms()
 
-    def records(self) -> Iterator[CapturedRecord]:
+    def records(self) -> Iterator[CapturedRecord | CapturedRecords]:
         begun = False
         for content in self.unit.contents:
             if isinstance(content, TableDefinition):
@@ -165,12 +199,17 @@ class _Unit:
                 yield from self._message(content)
                 continue
             if self.maker.outbox is not None and self.maker.outbox.takes(content):
-                yield from self._outbox(self.maker.outbox, content)
+                changes = content.changes() if isinstance(content, RowBlock) else (content,)
+                for change in changes:
+                    yield from self._outbox(self.maker.outbox, change)
                 continue
             if not begun:
                 yield self._border("BEGIN")
                 begun = True
-            yield from self._change(content)
+            if isinstance(content, RowBlock):
+                yield self._block(content)
+            else:
+                yield from self._change(content)
         if begun:
             yield self._border("END")
 
@@ -178,7 +217,8 @@ class _Unit:
         counted = None
         if status == "END":
             counted = [
-                {"data_collection": table, "event_count": n} for table, n in self.counts.items()
+                {"data_collection": table.name, "event_count": table.count}
+                for table in self.tables.values()
             ]
         value = {
             "status": status,
@@ -197,10 +237,11 @@ class _Unit:
         try:
             event = router.event(change)
         except ValueError as error:
+            source, details = self._source(change.database, change.table)
             value = {
                 "before": change.before,
                 "after": change.after,
-                "source": self._source(change),
+                "source": {**source, "seq": self.total, **details},
                 "op": change.op,
                 "reason": str(error),
             }
@@ -241,9 +282,8 @@ class _Unit:
         old = None if before is None else _key_of(change, before)
         new = None if after is None else _key_of(change, after)
         moved = change.op == "u" and old is not None and new is not None
-        if moved and to_json(old or {}) != to_json(
-            new or {}
-        ):  # 0.0 and -0.0 are equal, and two keys
+        # 0.0 and -0.0 are equal, and two keys
+        if moved and to_json(old or {}) != to_json(new or {}):
             assert old is not None
             assert new is not None
             yield self._record(change, "d", old, before, None, header=(_NEW_KEY, new))
@@ -266,57 +306,101 @@ class _Unit:
         header: tuple[str, Row] | None = None,
         carry: Row | None = None,
     ) -> CapturedRecord:
-        table = f"{change.database}.{change.table}"
+        table = self._table(change.database, change.table)
         self.total += 1
-        self.counts[table] += 1
-        value: dict[str, Any] = {
-            "before": before,
-            "after": after,
-            "source": self._source(change),
-            "transaction": {
-                "id": self.id,
-                "total_order": self.total,
-                "data_collection_order": self.counts[table],
-            },
-            "op": op,
-            **times("ts", self.maker.clock_ms()),
-        }
-        if after is not None and (missing := self._missing(table, after)):
-            value["unavailable"] = missing
+        table.count += 1
+        more = b""
+        if after is not None and (missing := self._missing(table.name, after)):
+            more = b',"unavailable":' + to_json(missing)
             if carry is not None:
-                value["carry_from"] = carry
+                more += b',"carry_from":' + to_json(carry)
+        total = b"%d" % self.total
+        value = (
+            b'{"before":%b,"after":%b,"source":%b%b%b%b,"data_collection_order":%d},"op":"%b",%b%b}'
+        ) % (
+            b"null" if before is None else to_json(before),
+            b"null" if after is None else to_json(after),
+            table.source,
+            total,
+            table.transaction,
+            total,
+            table.count,
+            op.encode(),
+            _times_json(self.maker.clock_ms()),
+            more,
+        )
         return CapturedRecord(
-            self.maker.topics.of_table(change.database, change.table),
+            table.topic,
             None if key is None else to_json(key),
-            to_json(value),
+            value,
             self.time_ms,
             () if header is None else ((header[0], to_json(header[1])),),
             table=True,
             truncate=op == "t",
         )
 
+    def _block(self, block: RowBlock) -> CapturedRecords:
+        """Return the records of many rows: each as :meth:`_record` makes it, and a tombstone after each deletion."""
+        table, count = self._table(block.database, block.table), len(block.rows)
+        totals = numbers(np.arange(self.total + 1, self.total + count + 1))
+        orders = numbers(np.arange(table.count + 1, table.count + count + 1))
+        self.total += count
+        table.count += count
+        first, then = b'{"before":null,"after":', b',"source":'
+        more = b""
+        if block.op == "d":
+            first, then = b'{"before":', b',"after":null,"source":'
+        elif missing := self._missing(table.name, block.columns):
+            more = b',"unavailable":' + to_json(missing)
+        last = b'},"op":"%b",%b%b}' % (block.op.encode(), _times_json(self.maker.clock_ms()), more)
+        pieces = (first, block.rows, then + table.source, totals, table.transaction, totals)
+        ending = (b',"data_collection_order":', orders, last)
+        values = joined([*pieces, *ending])
+        keys = block.keys
+        if block.op == "d" and keys is not None:
+            keys, values = _with_tombstones(keys, values)
+        return CapturedRecords(table.topic, keys, values, self.time_ms, events=count)
+
     def _tombstone(self, change: TableChange, key: Row) -> CapturedRecord:
-        topic = self.maker.topics.of_table(change.database, change.table)
+        topic = self._table(change.database, change.table).topic
         return CapturedRecord(topic, to_json(key), None, self.time_ms, table=True)
 
-    def _missing(self, table: str, after: Row) -> list[str]:
+    def _missing(self, table: str, given: Container[str]) -> list[str]:
         """Return the columns that the source did not give."""
-        return [name for name in self.maker.columns.get(table, ()) if name not in after]
+        return [name for name in self.maker.columns.get(table, ()) if name not in given]
 
-    def _source(self, change: TableChange) -> dict[str, Any]:
-        return {
+    def _table(self, database: str, table: str) -> _UnitTable:
+        found = self.tables.get((database, table))
+        if found is None:
+            found = self.tables[database, table] = self._new_table(database, table)
+        return found
+
+    def _source(self, database: str, table: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the members of ``source`` before ``seq``, and those behind it."""
+        details = dict(self.unit.details)
+        source = {
             "version": VERSION,
             "connector": self.maker.connector,
             "name": self.maker.topics.prefix,
             **times("ts", self.time_ms),
             "snapshot": "true" if self.unit.kind == "snapshot" else "false",
-            "db": change.database,
-            **({"schema": change.database} if "db" in self.unit.details else {}),
-            "table": change.table,
+            "db": details.pop("db", database),
+            **({"schema": database} if "db" in self.unit.details else {}),
+            "table": table,
             "position": self.unit.position,
-            "seq": self.total,
-            **self.unit.details,
         }
+        return source, details
+
+    def _new_table(self, database: str, table: str) -> _UnitTable:
+        source, details = self._source(database, table)
+        rest = b"," + to_json(details)[1:] if details else b"}"
+        transaction = b'%b,"transaction":{"id":%b,"total_order":' % (rest, to_json(self.id))
+        return _UnitTable(
+            name=f"{database}.{table}",
+            topic=self.maker.topics.of_table(database, table),
+            source=to_json(source)[:-1] + b',"seq":',
+            transaction=transaction,
+        )
 
     # ── definitions ─────────────────────────────────────────────────────────────────────────
 
@@ -359,15 +443,29 @@ def _key_of(change: TableChange, row: Row) -> Row | None:
     return {name: row[name] for name in change.key}
 
 
+def _with_tombstones(keys: pa.Array, values: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return each key twice, and each value with a null after it."""
+    count = len(keys)
+    twice = np.repeat(np.arange(count), 2)
+    absent = np.tile([False, True], count)
+    return keys.take(pa.array(twice)), values.take(pa.array(twice, mask=absent))
+
+
 def times(name: str, ms: int) -> dict[str, int]:
     """Return a time as Debezium has it: in milli-, micro- and nanoseconds."""
     return {f"{name}_ms": ms, f"{name}_us": ms * 1000, f"{name}_ns": ms * 1_000_000}
 
 
-def to_json(value: dict[str, Any] | Sequence[Any]) -> bytes:
+def _times_json(ms: int) -> bytes:
+    return b'"ts_ms":%d,"ts_us":%d,"ts_ns":%d' % (ms, ms * 1000, ms * 1_000_000)
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+
+def to_json(value: dict[str, Any] | Sequence[Any] | str) -> bytes:
     """Return JSON in UTF-8. NaN and infinity are text by now: JSON has no such numbers."""
     try:
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        return text.encode()
+        return _encode(value).encode()
     except UnicodeEncodeError:  # half of a pair of surrogates, which JSON has as an escape alone
         return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()

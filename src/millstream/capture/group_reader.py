@@ -15,7 +15,13 @@ from typing import Any, Protocol, Self
 
 from millstream.capture.lag import SourceLag
 from millstream.capture.signals import RereadRequest
-from millstream.capture.units import CaptureUnit, Progress, UnitContent, UnitKind
+from millstream.capture.units import (
+    CaptureUnit,
+    Progress,
+    UnitContent,
+    UnitKind,
+    content_rows,
+)
 
 PIECE_CONTENTS = 1000
 PIECES_MAX = 32
@@ -103,11 +109,13 @@ class GroupReader:
 
     def _divide(self, unit: CaptureUnit) -> None:
         contents: list[UnitContent] = []
+        rows = 0
         for content in unit.contents:
             contents.append(content)
-            if len(contents) == PIECE_CONTENTS:
+            rows += content_rows(content)
+            if rows >= PIECE_CONTENTS:
                 self._put(self._piece(unit, contents, None))
-                contents = []
+                contents, rows = [], 0
         self._put(self._piece(unit, contents, unit.progress))
 
     def _piece(
@@ -186,7 +194,7 @@ class _Contents:
     def __iter__(self) -> Iterator[UnitContent]:
         piece = self.piece
         while True:
-            self.count += len(piece.contents)
+            self.count += sum(map(content_rows, piece.contents))
             yield from piece.contents
             if piece.progress is not None:
                 self.unit.progress = piece.progress

@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from millstream.capture.units import LoggedMessage, TableChange, TableDefinition
+from millstream.capture.units import LoggedMessage, RowBlock, TableChange, TableDefinition
 from millstream.errors import ConfigError
 
 COLUMNS = ("id", "aggregatetype", "aggregateid", "type", "payload")
@@ -60,8 +60,8 @@ class OutboxRouter:
 
     table: tuple[str, str] | None
 
-    def takes(self, content: TableChange) -> bool:
-        """Say whether a change is one of the outbox."""
+    def takes(self, content: TableChange | RowBlock) -> bool:
+        """Say whether changes are of the outbox."""
         return (content.database, content.table) == self.table
 
     def check(self, found: TableDefinition) -> None:

@@ -5,9 +5,12 @@ A unit's contents and the progress after it belong together: whoever stores them
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
+
+import pyarrow as pa
 
 UnitKind = Literal["transaction", "snapshot", "progress"]
 Operation = Literal["c", "u", "d", "r", "t"]
@@ -32,6 +35,34 @@ class TableChange:
 
 
 @dataclass(frozen=True, slots=True)
+class RowBlock:
+    """Many rows of one table, with one operation: what as many :class:`TableChange` say, as JSON.
+
+    ``rows`` are those after it, of ``d`` those before it; there are no others. Each has these columns.
+    """
+
+    database: str
+    table: str
+    op: Literal["c", "u", "d", "r"]
+    columns: frozenset[str]
+    rows: pa.Array
+    keys: pa.Array | None
+    """None of a table without a key."""
+
+    def changes(self) -> Iterator[TableChange]:
+        """Yield what it says row by row: for what looks at values."""
+        key = (
+            ()
+            if self.keys is None or not len(self.keys)
+            else tuple(json.loads(self.keys[0].as_py()))
+        )
+        for text in self.rows.to_pylist():
+            row = json.loads(text)
+            before, after = (row, None) if self.op == "d" else (None, row)
+            yield TableChange(self.database, self.table, self.op, key, before, after)
+
+
+@dataclass(frozen=True, slots=True)
 class TableDefinition:
     """A table is defined, or altered, from here on; ``dropped`` has no columns."""
 
@@ -52,7 +83,12 @@ class LoggedMessage:
     data: bytes
 
 
-UnitContent: TypeAlias = TableChange | TableDefinition | LoggedMessage
+UnitContent: TypeAlias = TableChange | RowBlock | TableDefinition | LoggedMessage
+
+
+def content_rows(content: UnitContent) -> int:
+    """Return how many rows a content is about; at least one."""
+    return max(1, len(content.rows)) if isinstance(content, RowBlock) else 1
 
 
 @dataclass(slots=True)

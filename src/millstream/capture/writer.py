@@ -25,25 +25,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from millstream.capture.envelope import CapturedRecord, CaptureTopics, UnitRecords, to_json
+from millstream.capture.envelope import (
+    CapturedRecord,
+    CapturedRecords,
+    CaptureTopics,
+    UnitRecords,
+    to_json,
+)
 from millstream.capture.outbox import OutboxRouter
+from millstream.capture.record_queues import RecordQueues
 from millstream.capture.units import CaptureUnit, Progress
 from millstream.client.log import EventLog
 from millstream.client.producer import Producer
 from millstream.errors import ConflictError, CorruptionError
-from millstream.record import RecordMetadata
 
 PROGRESS_VERSION = 1
 TRANSACTION_TIMEOUT = "15 minutes"  # as long as Kafka's brokers allow
 _READ_BACK = 256  # offsets of the topic of progress that are read first, to find its last record
 _TRUNCATE_KEY = b"{}"  # of which the last is kept: what is before it is before all others, too
-_WAITING_MAX = 20_000  # futures kept before it is looked whether the first ones failed
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,6 @@ class CaptureWriter:
     outbox: OutboxRouter | None = None
     progress: StoredProgress | None = None
     _known: dict[str, str] = field(default_factory=dict)
-    _waiting: list[Future[RecordMetadata]] = field(default_factory=list)
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -108,6 +111,7 @@ class CaptureWriter:
                     compression="lz4",
                 )
             )
+            self._queues = RecordQueues(self._producer, one_partition=self.partitions == 1)
             self._fence_older()
             self.progress = self._stored_progress()
             if self.progress is None:
@@ -147,11 +151,11 @@ class CaptureWriter:
                 for unit in units:
                     self._write(unit)
                 if self.progress is not before:
-                    self._send(self._progress_record())
-                self._wait()
+                    self._queues.add(self._progress_record())
+                self._queues.wait()
         except BaseException:
             self.progress, self._units.columns = before, columns
-            self._waiting.clear()
+            self._queues.clear()
             raise
         return self.progress
 
@@ -159,7 +163,7 @@ class CaptureWriter:
         made = 0
         for record in self._units.records(unit):
             self._send(record)
-            made += record.routed or (record.table and record.value is not None)
+            made += record.events
         known = self.progress
         rows, changes = (0, 0) if known is None else (known.snapshot_rows, known.changes)
         if unit.kind == "snapshot":
@@ -169,34 +173,17 @@ class CaptureWriter:
         position = unit.position or ("" if known is None else known.position)
         self.progress = StoredProgress(unit.progress, position, self._units.columns, rows, changes)
 
-    def _send(self, record: CapturedRecord) -> None:
-        if record.table:
+    def _send(self, record: CapturedRecord | CapturedRecords) -> None:
+        if record.table and record.topic not in self._known:
             self._create(record.topic, partitions=self.partitions, cleanup=self.cleanup)
-        elif record.routed:
+        if isinstance(record, CapturedRecords):
+            self._queues.add_many(record)
+            return
+        if record.routed:
             self._create(record.topic, partitions=self.partitions)
-        key = record.key
         if record.truncate and "compact" in self.cleanup:
-            key = _TRUNCATE_KEY
-        self._waiting.append(
-            self._producer.send(
-                record.topic,
-                record.value,
-                key=key,
-                timestamp_ms=record.timestamp_ms,
-                headers=dict(record.headers) or None,
-                partition=None if key is not None or self.partitions > 1 else 0,
-            )
-        )
-        if len(self._waiting) >= _WAITING_MAX:
-            self._wait()
-
-    def _wait(self) -> None:
-        """Wait until what was sent is in the log."""
-        if self._waiting:
-            self._producer.flush()
-        for sent in self._waiting:
-            sent.result()
-        self._waiting.clear()
+            record = record._replace(key=_TRUNCATE_KEY)
+        self._queues.add(record)
 
     def _create(self, topic: str, *, partitions: int = 1, cleanup: str = "delete") -> None:
         if topic not in self._known:

@@ -9,9 +9,9 @@ become dead letters: see :mod:`millstream.kernels.errors.user_code`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import polars as pl
 
@@ -35,7 +35,13 @@ from millstream.kernels.frames import (
     visible,
 )
 from millstream.kernels.plan import ConsumerEdge, PlanEdge, StepEdge, Updates
-from millstream.kernels.state.keyhash import Buckets, buckets_of, hash_columns
+from millstream.kernels.state.keyhash import (
+    Buckets,
+    Hashes,
+    buckets_of,
+    frequent_hash,
+    hash_columns,
+)
 from millstream.kernels.steps import StepResult
 from millstream.kernels.time.log_order import in_log_order
 
@@ -47,6 +53,21 @@ LEDGER_COUNTS = ("read", *LEDGER_EXITS, "rows_out")
 # fired once before it. An event that missed some of its windows is held.
 LEDGER_NOTES = ("windows_missed", "windows_closed")
 SIDE_OUTPUT = "side_output"  # how many late rows a step passed on to other steps
+
+
+HOT_SHARE = 0.5  # of a step's rows in a batch: a key that has so many holds the other buckets up
+_HOT_ROWS_MIN = 10_000  # of one task
+_KEY_SHOWN = 80  # characters of a value
+
+
+class HotKey(NamedTuple):
+    """A key that many of the rows of a task have that go to a port: its hash, what it reads, and how many rows."""
+
+    port: str
+    step: str
+    hash: str
+    key: str
+    rows: int
 
 
 OffsetRange = tuple[int, int, int]  # of offsets: start, end, and how many records there were
@@ -63,7 +84,8 @@ class TaskLedger:
     batch. ``watermarks`` is operator → microseconds; ``gauges`` are
     numbers by operator and name, none of them events; ``forgotten`` is source → producers evicted,
     in all, because there were more than the maximum. ``clocks`` is operator → input → the status
-    of its clock; ``late_by_us`` is step → the most that an event missed by. ``sent`` and ``arrived``
+    of its clock; ``late_by_us`` is step → the most that an event missed by; ``hot_keys`` are keys that most of
+    the rows have that go to a step. ``sent`` and ``arrived``
     are rows by port, and messages: another process must report as many as one has sent.
     """
 
@@ -77,6 +99,7 @@ class TaskLedger:
     forgotten: dict[str, int] = field(default_factory=dict)
     clocks: dict[str, dict[str, Any]] = field(default_factory=dict)
     late_by_us: dict[str, int] = field(default_factory=dict)
+    hot_keys: list[HotKey] = field(default_factory=list)
     sent: Counter[str] = field(default_factory=Counter)
     arrived: Counter[str] = field(default_factory=Counter)
 
@@ -117,6 +140,7 @@ class TaskLedger:
             "forgotten": self.forgotten,
             "clocks": self.clocks,
             "late_by_us": self.late_by_us,
+            "hot_keys": self.hot_keys,
             "sent": self.sent,
             "arrived": self.arrived,
         }
@@ -258,14 +282,26 @@ class ConsumerRouter:
             yield self.ledger.frame(self.edge.port, first_bucket, self._latest(table))
             return
         table = operator.pack(self.tables, self.edge.number)
-        buckets = buckets_of(
-            hash_columns(table, operator.by, self.buckets.seed), self.buckets.count
-        )
+        hashes = hash_columns(table, operator.by, self.buckets.seed)
+        self._note_hot_key(table, operator.by, hashes)
+        buckets = buckets_of(hashes, self.buckets.count)
         divided = table.hstack([pl.Series(_BUCKET, buckets)]).partition_by(
             _BUCKET, as_dict=True, include_key=False
         )
         for (bucket,), part in divided.items():
             yield self.ledger.frame(self.edge.port, int(bucket), part)
+
+    def _note_hot_key(self, table: pl.DataFrame, by: Sequence[str], hashes: Hashes) -> None:
+        """Note a key that most rows have: they all go to one bucket."""
+        if not by or self.buckets.count == 1 or table.height < _HOT_ROWS_MIN:
+            return
+        found = frequent_hash(hashes, HOT_SHARE)
+        if found is not None:
+            key = table.row(int((hashes == found[0]).argmax()), named=True)
+            text = ", ".join(f"{name}={key[name]!r}"[:_KEY_SHOWN] for name in by)
+            self.ledger.hot_keys.append(
+                HotKey(str(self.edge.port), self.edge.step, str(found[0]), text, found[1])
+            )
 
 
 def _updates(rows: pl.DataFrame, updates: Updates) -> pl.DataFrame:

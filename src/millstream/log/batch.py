@@ -155,19 +155,23 @@ def finish(
     """
     base, latest = timestamps_ms
     taken = records if count is None else count
-    tail = TAIL.pack(attributes, taken - 1, base, latest, *producer, records) + body
-    crc = google_crc32c.value(tail).to_bytes(4, "big")
-    return EncodedBatch(crc + tail, taken, latest, attributes, producer, unkeyed)
+    head = TAIL.pack(attributes, taken - 1, base, latest, *producer, records)
+    crc = google_crc32c.extend(google_crc32c.value(head), body).to_bytes(4, "big")
+    # Joined once: each copy of a large body costs as much as its CRC.
+    tail = b"".join((crc, head, body))
+    return EncodedBatch(tail, taken, latest, attributes, producer, unkeyed)
 
 
 def stamp(batch: EncodedBatch, producer: ProducerStamp, *, transactional: bool) -> EncodedBatch:
     """Return a batch as one of ``producer``'s; its records remain as they are."""
     attributes = batch.attributes & ~TRANSACTIONAL | (TRANSACTIONAL if transactional else 0)
-    tail = bytearray(batch.tail)
-    struct.pack_into(">h", tail, 4, attributes)
-    struct.pack_into(">qhi", tail, 26, *producer)
-    tail[:4] = google_crc32c.value(bytes(tail[4:])).to_bytes(4, "big")
-    return replace(batch, tail=bytes(tail), attributes=attributes, producer=producer)
+    head = bytearray(batch.tail[4 : 4 + TAIL.size])
+    struct.pack_into(">h", head, 0, attributes)
+    struct.pack_into(">qhi", head, 22, *producer)
+    body = batch.tail[4 + TAIL.size :]
+    crc = google_crc32c.extend(google_crc32c.value(bytes(head)), body).to_bytes(4, "big")
+    tail = b"".join((crc, head, body))
+    return replace(batch, tail=tail, attributes=attributes, producer=producer)
 
 
 def as_encoded(data: bytes, at: int, header: BatchHeader) -> EncodedBatch:

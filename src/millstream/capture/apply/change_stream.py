@@ -28,7 +28,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from millstream.capture.apply.change_record import RowChange, TableRecord, parse_record
+from millstream.capture.apply.change_record import AppliedChange, TableRecord, parse_record
 from millstream.capture.apply.partition_cursor import PartitionCursor
 from millstream.capture.apply.table_versions import TableVersions
 from millstream.capture.envelope import CaptureTopics
@@ -52,7 +52,7 @@ class SourceTransaction:
 
     id: str
     timestamp_ms: int
-    changes: Iterator[RowChange]
+    changes: Iterator[AppliedChange]
     end_offset: int
     """The offset of its END: a number that rises from one transaction to the next."""
     before: str
@@ -199,7 +199,7 @@ class ChangeStream:
         table = self.versions.first(collection)
         return self.wanted(table.database, table.table)
 
-    def _changes(self, transaction: str, counts: dict[str, int]) -> Iterator[RowChange]:
+    def _changes(self, transaction: str, counts: dict[str, int]) -> Iterator[AppliedChange]:
         seen: Counter[str] = Counter()
         parts = []
         for collection, count in counts.items():
@@ -227,7 +227,7 @@ class ChangeStream:
 
     def _of_partition(
         self, cursor: _TableCursor, transaction: str, limit: int | None
-    ) -> Iterator[tuple[int, RowChange]]:
+    ) -> Iterator[tuple[int, AppliedChange]]:
         """Yield the changes at the front of a partition that are of a transaction, with their numbers in it.
 
         A tombstone without the deletion before it, which compaction leaves, is a deletion, too (its ``op`` is empty,
@@ -242,7 +242,7 @@ class ChangeStream:
             if record.change is None:
                 cursor.take()
                 if topic_compacted and record.key is not None:
-                    yield order, RowChange(self._collection(cursor.topic), "", record.key, None)
+                    yield order, AppliedChange(self._collection(cursor.topic), "", record.key, None)
                 continue
             if record.transaction != transaction:
                 return

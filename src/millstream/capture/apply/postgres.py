@@ -36,11 +36,13 @@ _RETRIABLE = ("08", "40", "53", "55", "57", "58", "25006", "25P0")
 _STAGE_ROWS = 2000  # lines of one write of COPY
 
 
-class PostgresTarget:
+class PostgresApplyTarget:
     """Applies to a database; see :class:`millstream.capture.apply.target.ApplyTarget` for the methods.
 
     Tables are in the schema that they have in the source; of MariaDB, in one that is named as their database.
     """
+
+    batch_s = 0.0
 
     def __init__(self, address: PostgresAddress) -> None:
         self._address = address

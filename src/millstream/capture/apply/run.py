@@ -166,11 +166,12 @@ class Apply:
                         status = session.step()
                         wait_s = _RETRY_FIRST_S
                         on_status(status)
-                        if status.state != "idle":
-                            continue
-                        if until == "caught-up":
+                        if status.state == "idle" and until == "caught-up":
                             return status
-                        session.stream.wait(_IDLE_S)
+                        if status.state == "idle":
+                            session.stream.wait(_IDLE_S)
+                        elif until == "stopped" and status.done == 1:
+                            self._stop.wait(session.target.batch_s)
             except RetriableError as error:
                 status = replace(status, state="retrying", problem=str(error))
                 on_status(status)

@@ -37,8 +37,10 @@ _DECLARED: dict[Kind, str] = {
 _Convert = Callable[[Any], Any]
 
 
-class SqliteTarget:
+class SqliteApplyTarget:
     """Applies to a SQLite database; see :class:`millstream.capture.apply.target.ApplyTarget` for the methods."""
+
+    batch_s = 0.0
 
     def __init__(self, path: Path) -> None:
         self.shown = str(path)

@@ -27,6 +27,8 @@ class ApplyTarget(Protocol):
 
     shown: str
     """Its address, without secrets."""
+    batch_s: float
+    """How long a batch is to gather changes, while there are no more than a few."""
 
     def acquire(self, name: str, token: str, *, again: bool) -> str | None:
         """Become the one that applies the changes of ``name``; return the state after the last batch.

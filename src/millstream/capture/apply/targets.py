@@ -7,15 +7,20 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
+from millstream.capture.apply.applied_table import AppliedTable
+from millstream.capture.apply.lake import BATCH_S, LakeTable, LakeTarget
+from millstream.capture.apply.parquet import VERSIONS_KEPT, ParquetTable
 from millstream.capture.apply.target import ApplyTarget
 from millstream.capture.sources import with_password
+from millstream.choices import did_you_mean
 from millstream.errors import ConfigError, EnvironmentProblem
 from millstream.views.address import postgres_address
 
 PASSWORD_VARIABLE = "MILLSTREAM_APPLY_PASSWORD"  # noqa: S105 - its name
 _Open = Callable[[], ApplyTarget]
+_LAKE_OPTIONS = frozenset(("text", "every", "keep"))
 
 
 def target_of(url: str, environment: Mapping[str, str] = os.environ) -> _Open:
@@ -42,7 +47,7 @@ def target_of(url: str, environment: Mapping[str, str] = os.environ) -> _Open:
 def _sqlite(url: str, _password: str | None) -> _Open:
     path = folder_of(url)
     found = _driven("sqlite", "SQLite", "sqlite3", "all")
-    return lambda: found.SqliteTarget(path)
+    return lambda: found.SqliteApplyTarget(path)
 
 
 def _postgres(url: str, password: str | None) -> _Open:
@@ -64,7 +69,89 @@ def _postgres(url: str, password: str | None) -> _Open:
     is_address = import_module("millstream.capture.postgres.source").is_address
     if not is_address(address.url):
         raise unread
-    return lambda: found.PostgresTarget(address)
+    return lambda: found.PostgresApplyTarget(address)
+
+
+def _redis(url: str, password: str | None) -> _Open:
+    try:
+        parts = urlsplit(url)
+        readable = bool(parts.hostname) and parts.port != 0 and not parts.query
+    except ValueError:
+        readable = False
+    database = parts.path.removeprefix("/") if readable else ""
+    if not readable or (database and not database.isdecimal()):
+        raise ConfigError(
+            "the address of Redis is not one that can be read. Give redis://host:6379, or redis://host:6379/1 for its "
+            "database 1, with characters such as @ : / % in user and password written as %40 %3A %2F %25."
+        )
+    found = _driven("redis", "Redis", "redis", "redis")
+    return lambda: found.RedisTarget(url, password)
+
+
+def _tantivy(url: str, _password: str | None) -> _Open:
+    folder = folder_of(url)
+    found = _driven("tantivy", "a full-text index", "tantivy", "tantivy")
+    return lambda: found.TantivyTarget(folder)
+
+
+def _lake(
+    make_tables: Callable[[Path, Mapping[str, str]], Callable[[AppliedTable], LakeTable]],
+) -> Callable[[str, str | None], _Open]:
+    """Return what opens a lake of one of the formats."""
+
+    def lake(url: str, _password: str | None) -> _Open:
+        plain, _, query = url.partition("?")
+        folder = folder_of(plain)
+        given = dict(parse_qsl(query, keep_blank_values=True))
+        for name in given.keys() - _LAKE_OPTIONS:
+            raise ConfigError(
+                f"the target's URL has the option {name!r}. Those that lakes have are {', '.join(sorted(_LAKE_OPTIONS))}."
+                f"{did_you_mean(name, _LAKE_OPTIONS)}"
+            )
+        as_text = frozenset(filter(None, given.get("text", "").split(",")))
+        batch_s = _positive(given, "every", BATCH_S)
+        _positive(given, "keep", 1)
+        tables = make_tables(folder, given)
+        return lambda: LakeTarget(folder, tables, as_text, batch_s)
+
+    return lake
+
+
+def _positive(given: Mapping[str, str], name: str, default: float) -> float:
+    text = given.get(name, "")
+    if text and not (text.isdecimal() and int(text)):
+        raise ConfigError(
+            f"the target's option {name} is {text[:40]!r}. Give a whole number from 1."
+        )
+    return float(text) if text else default
+
+
+def _parquet(folder: Path, given: Mapping[str, str]) -> Callable[[AppliedTable], LakeTable]:
+    kept = int(_positive(given, "keep", VERSIONS_KEPT))
+    return lambda table: ParquetTable(folder / _folder_name(table), kept)
+
+
+def _delta(folder: Path, _given: Mapping[str, str]) -> Callable[[AppliedTable], LakeTable]:
+    found = _driven("delta", "Delta", "deltalake", "delta")
+    return lambda table: found.DeltaLakeTable(folder / _folder_name(table))
+
+
+def _iceberg(folder: Path, _given: Mapping[str, str]) -> Callable[[AppliedTable], LakeTable]:
+    found = _driven("iceberg", "Iceberg", "pyiceberg", "iceberg")
+    lakes: list[Any] = []  # made when the target is first opened
+
+    def table_of(table: AppliedTable) -> LakeTable:
+        if not lakes:
+            lakes.append(found.IcebergLake(folder))
+        made: LakeTable = lakes[0].table(table)
+        return made
+
+    return table_of
+
+
+def _folder_name(table: AppliedTable) -> str:
+    """Return the name of a table's folder, with characters that paths and URLs do not like as their codes."""
+    return quote(table.collection, safe=" ")
 
 
 def folder_of(url: str) -> Path:
@@ -99,4 +186,10 @@ _MAKERS: dict[str, Callable[[str, str | None], _Open]] = {
     "postgresql": _postgres,
     "postgres": _postgres,
     "sqlite": _sqlite,
+    "parquet": _lake(_parquet),
+    "delta": _lake(_delta),
+    "iceberg": _lake(_iceberg),
+    "redis": _redis,
+    "rediss": _redis,
+    "tantivy": _tantivy,
 }

@@ -12,6 +12,9 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from millstream.errors import CorruptionError
 
+WAL_HEADER_BYTES = 25  # before a message in the stream: w, its place, the end of the WAL, a time
+# Of an insertion, an update without old values and a deletion: kind, oid, kind of tuple, number of columns.
+RUN_TAG = slice(WAL_HEADER_BYTES, WAL_HEADER_BYTES + 8)
 _EPOCH_US = (
     946_684_800_000_000  # 2000-01-01, from which PostgreSQL counts, in microseconds since 1970
 )
@@ -211,6 +214,11 @@ _DECODERS: dict[bytes, Callable[[bytes], PgMessage]] = {
     b"T": _truncate,
     b"M": _logical,
 }
+
+
+def is_change(data: bytes) -> bool:
+    """Return whether a message, behind its header, is of a row."""
+    return data[WAL_HEADER_BYTES] in b"IUD"
 
 
 def lsn_text(lsn: int) -> str:

@@ -9,6 +9,7 @@ Source: PostgreSQL 15, "Streaming Replication Protocol", CREATE_REPLICATION_SLOT
 
 from __future__ import annotations
 
+import select
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
@@ -20,13 +21,18 @@ from millstream.capture.postgres.catalog import PgTable
 from millstream.capture.postgres.messages import PgColumn
 from millstream.capture.postgres.stream import (
     Session,
+    check_end,
     create_slot,
     open_session,
+    run_command,
     translated,
 )
 from millstream.capture.postgres.values import parse_copy_line
 from millstream.errors import RetriableError
 from millstream.views.address import PostgresAddress
+
+_LINES_BYTES_MAX = 16 << 20
+_ROWS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +105,38 @@ class PgSnapshot:
         ).fetchall()
         return ReadTable(table, tuple(PgColumn(*row) for row in rows))
 
-    def rows(
-        self, read: ReadTable, after: list[str] | None, where: str = ""
-    ) -> Iterator[list[str | None]]:
-        """Yield the rows of a table, or those with a condition, in the order of its key, from behind a key on."""
-        with self._session.cursor().copy(_statement(read, after, where)) as copy:
-            for line in copy:
-                yield parse_copy_line(bytes(line)) if read.columns else []
+    def lines(
+        self, read: ReadTable, after: list[str] | None, where: str = "", *, rows_max: int
+    ) -> Iterator[list[bytes]]:
+        """Yield the rows of a table, or those with a condition, as lines of COPY: so many at a time, or fewer large ones.
+
+        They are in the order of the table's key if it has one, from behind a key on. Take all, or close the
+        generator and use the snapshot no more.
+        """
+        connection = self._session.pgconn
+        run_command(connection, _statement(read, after, where).as_string(self._session))
+        lines: list[bytes] = []
+        size = 0
+        while True:
+            length, line = connection.get_copy_data(1)
+            if length > 0:
+                lines.append(bytes(line))
+                size += length
+            elif length == 0:
+                select.select([connection.socket], [], [])
+                connection.consume_input()
+            if lines and (length < 0 or len(lines) == rows_max or size >= _LINES_BYTES_MAX):
+                yield lines
+                lines, size = [], 0
+            if length < 0:
+                check_end(connection)
+                return
+
+    def rows(self, read: ReadTable, after: list[str] | None) -> Iterator[list[str | None]]:
+        """Yield the rows of a table as texts, in the order of :meth:`lines`."""
+        for lines in self.lines(read, after, rows_max=_ROWS):
+            for line in lines:
+                yield parse_copy_line(line) if read.columns else []
 
 
 def _statement(read: ReadTable, after: list[str] | None, where: str) -> Any:

@@ -24,7 +24,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from psycopg import ProgrammingError
@@ -48,15 +47,17 @@ from millstream.capture.postgres.catalog import (
     table_faults,
     unpublish,
 )
+from millstream.capture.postgres.cells import copy_cells
 from millstream.capture.postgres.messages import (
+    RUN_TAG,
+    WAL_HEADER_BYTES,
     PgBegin,
-    PgChange,
     PgCommit,
     PgLogicalMessage,
-    PgMessage,
     PgRelation,
     PgTruncate,
     decode_message,
+    is_change,
     lsn_text,
     parse_lsn,
 )
@@ -65,20 +66,20 @@ from millstream.capture.postgres.slot import check_slot, identify, make_slot
 from millstream.capture.postgres.snapshot import PgSnapshot, ReadTable, waiting
 from millstream.capture.postgres.stream import (
     Session,
-    WalMessage,
     WalStream,
+    keepalive_end,
     open_session,
     translated,
 )
 from millstream.capture.postgres.tracker import PgTableTracker
-from millstream.capture.postgres.values import PgTypes
+from millstream.capture.postgres.values import PgTypes, parse_copy_line
 from millstream.capture.signals import RereadRequest
 from millstream.capture.table_patterns import TablePatterns
 from millstream.capture.units import (
     CaptureUnit,
     LoggedMessage,
     Progress,
-    TableChange,
+    RowBlock,
     UnitContent,
 )
 from millstream.errors import ConfigError, RetriableError
@@ -86,6 +87,8 @@ from millstream.views.address import PostgresAddress
 
 CHUNK_ROWS = 10_000
 HEARTBEAT_S = 10.0
+_RUN_ROWS_MAX = 2000
+_RUN_BYTES_MAX = 16 << 20
 _LOOK_S = 30.0  # how often it is looked whether tables were created or dropped
 _IDLE_S = 0.05
 _STORED_S = 120.0
@@ -260,7 +263,7 @@ class _Run:
 
     source: PostgresSource
     closed: threading.Event = field(default_factory=threading.Event)
-    _buffer: deque[WalMessage] = field(default_factory=deque)
+    _buffer: deque[bytes] = field(default_factory=deque)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _stored: Progress | None = None
     _stream: WalStream | None = None
@@ -408,36 +411,38 @@ class _Run:
         key = [[one.name for one in columns].index(name) for name in table.key]
         first = list(self._tracker.begin(table, columns))
         where = self._tracker.where(table)
-        rows = snapshot.rows(read, after, where)
-        last: list[str] | None = None
-
-        def changes(limit: int | None) -> Iterator[TableChange]:
-            nonlocal last
-            row: list[str | None] | None = None
-            for row in islice(rows, limit):
-                yield TableChange(
-                    table.schema, table.table, "r", table.key, None, layout.row(list(row))
-                )
-            last = None if row is None else [row[place] or "" for place in key]
-
+        chunks = snapshot.lines(read, after, where, rows_max=self.source.chunk_rows)
         if not key:
-            yield self._whole(table, columns, first, changes(None))
+            blocks = (
+                layout.block(copy_cells(lines, len(columns)), len(lines), "r") for lines in chunks
+            )
+            yield self._whole(table, columns, first, blocks)
             return
+        # The last chunk is known by what is behind it: it has no key from which reading goes on.
+        chunk = next(chunks, None)
         while not self.closed.is_set():
-            chunk = list(changes(self.source.chunk_rows))
-            ended = len(chunk) < self.source.chunk_rows
-            self._tracker.read(table, columns, None if ended else last, where)
-            yield self._note(self._progress(), *first, *chunk)
-            first = []
-            if ended or self.source.pauses:
+            behind = None if chunk is None else next(chunks, None)
+            rows = (
+                ()
+                if chunk is None
+                else (layout.block(copy_cells(chunk, len(columns)), len(chunk), "r"),)
+            )
+            last = None
+            if chunk is not None and behind is not None:
+                texts = parse_copy_line(chunk[-1])
+                last = [texts[place] or "" for place in key]
+            self._tracker.read(table, columns, last, where)
+            yield self._note(self._progress(), *first, *rows)
+            if behind is None or self.source.pauses:
                 return
+            first, chunk = [], behind
 
     def _whole(
         self,
         table: PgTable,
         columns: tuple[Any, ...],
         first: list[UnitContent],
-        rows: Iterator[TableChange],
+        rows: Iterator[RowBlock],
     ) -> CaptureUnit:
         """Return a table without a key as one unit: it cannot be read in parts."""
         unit = self._note(self._progress())
@@ -463,15 +468,16 @@ class _Run:
             if not self._buffer and not self._received(until):
                 continue
             message = self._buffer[0]
-            if message.data is None:
+            wal_end = keepalive_end(message)
+            if wal_end is not None:
                 self._buffer.popleft()
                 self._asked = False
-                if until is not None and message.wal_end >= until:
+                if until is not None and wal_end >= until:
                     return
                 if until is None:
-                    yield from self._heartbeat(message.wal_end)
+                    yield from self._heartbeat(wal_end)
                 continue
-            decoded = decode_message(message.data)
+            decoded = decode_message(message[WAL_HEADER_BYTES:])
             if isinstance(decoded, PgBegin) and until is not None and decoded.final_lsn >= until:
                 return
             self._buffer.popleft()
@@ -511,7 +517,12 @@ class _Run:
 
     def _contents(self, begin: PgBegin, unit: CaptureUnit) -> Iterator[UnitContent]:
         known = begin.final_lsn < self._lsn  # it is in the log already
-        for message in self._messages():
+        for messages in self._messages():
+            if is_change(messages[0]):
+                if not known:
+                    yield from self._tracker.changes(messages)
+                continue
+            message = decode_message(messages[0][WAL_HEADER_BYTES:])
             if isinstance(message, PgCommit):
                 self._lsn = max(self._lsn, message.end_lsn)
                 unit.progress = self._progress()
@@ -520,10 +531,6 @@ class _Run:
                 yield from self._tracker.relation(message)
             elif known:
                 continue
-            elif isinstance(message, PgChange):
-                change = self._tracker.change(message)
-                if change is not None:
-                    yield change
             elif isinstance(message, PgTruncate):
                 yield from self._tracker.truncations(message)
             elif isinstance(message, PgLogicalMessage) and message.prefix.startswith(
@@ -531,15 +538,33 @@ class _Run:
             ):
                 yield LoggedMessage(message.prefix, message.data)
 
-    def _messages(self) -> Iterator[PgMessage]:
-        """Yield the messages of a transaction."""
+    def _messages(self) -> Iterator[list[bytes]]:
+        """Yield the messages of a transaction, those that follow each other and are alike together.
+
+        More of them are waited for: before its end has come nothing of the transaction can be stored.
+        """
+        messages: list[bytes] = []
+        size, tag = 0, b""
         while True:
-            while not self._buffer:
+            data = self._next_message()
+            if messages and (data[RUN_TAG] != tag or size >= _RUN_BYTES_MAX):
+                yield messages
+                messages, size = [], 0
+            tag = data[RUN_TAG]
+            messages.append(data)
+            size += len(data)
+            if not is_change(data) or len(messages) == _RUN_ROWS_MAX:
+                yield messages
+                messages, size = [], 0
+
+    def _next_message(self) -> bytes:
+        buffer = self._buffer
+        while True:
+            while not buffer:
                 if self.closed.is_set():
                     raise RetriableError("the capture was stopped in the middle of a transaction.")
                 assert self._stream is not None
-                self._buffer.extend(self._stream.receive(_IDLE_S))
-            data = self._buffer.popleft().data
-            message = None if data is None else decode_message(data)
-            if message is not None:
-                yield message
+                buffer.extend(self._stream.receive(_IDLE_S))
+            data = buffer.popleft()
+            if keepalive_end(data) is None:
+                return data

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import psycopg
 from psycopg import pq
@@ -34,11 +34,9 @@ _OPTIONS = (
 Session = psycopg.Connection[tuple[Any, ...]]
 
 
-class WalMessage(NamedTuple):
-    """A message of the stream; ``data`` is None for a keepalive, which says how far the server has read."""
-
-    data: bytes | None
-    wal_end: int
+def keepalive_end(data: bytes) -> int | None:
+    """Return how far the server has read, if this is a keepalive; None of a message behind its header."""
+    return int.from_bytes(data[1:9], "big") if data[:1] == b"k" else None
 
 
 @contextlib.contextmanager
@@ -78,15 +76,27 @@ def open_session(address: PostgresAddress, *, replication: bool = False) -> Sess
 
 
 def run_command(connection: pq.abc.PGconn, command: str) -> pq.abc.PGresult:
-    """Run a command of the replication protocol, which takes no parameters."""
+    """Run a command that takes no parameters; one that copies has begun when this returns."""
     found = connection.exec_(command.encode())
     if found.status not in (
         pq.ExecStatus.TUPLES_OK,
         pq.ExecStatus.COMMAND_OK,
         pq.ExecStatus.COPY_BOTH,
+        pq.ExecStatus.COPY_OUT,
     ):
         raise psycopg.errors.error_from_result(found)
     return found
+
+
+def check_end(connection: pq.abc.PGconn) -> None:
+    """Return if what was copied ended well.
+
+    Raises:
+        psycopg.Error: it did not.
+    """
+    while (found := connection.get_result()) is not None:
+        if found.status == pq.ExecStatus.FATAL_ERROR:
+            raise psycopg.errors.error_from_result(found)
 
 
 def create_slot(
@@ -164,8 +174,10 @@ class WalStream:
         """Ask the server for a keepalive."""
         self._feedback(ask=True)
 
-    def receive(self, timeout_s: float) -> list[WalMessage]:
+    def receive(self, timeout_s: float) -> list[bytes]:
         """Return the messages that are there, after waiting for the first one for so long at most.
+
+        Each has its header; some are keepalives.
 
         Raises:
             RetriableError: the connection is gone.
@@ -180,8 +192,8 @@ class WalStream:
                 found = self._take()
         return found
 
-    def _take(self) -> list[WalMessage]:
-        messages: list[WalMessage] = []
+    def _take(self) -> list[bytes]:
+        messages: list[bytes] = []
         with self._lock:
             if self._ended:
                 raise self._end()
@@ -192,14 +204,15 @@ class WalStream:
                 if size < 0:
                     self._ended = True
                     break
-                messages.append(_wal_message(bytes(data)))
+                messages.append(bytes(data))
         return messages
 
     def _end(self) -> psycopg.Error:
         """Return why the server ended the stream."""
-        while (found := self._connection.get_result()) is not None:
-            if found.status == pq.ExecStatus.FATAL_ERROR:
-                return psycopg.errors.error_from_result(found)
+        try:
+            check_end(self._connection)
+        except psycopg.Error as error:
+            return error
         return psycopg.OperationalError("the server ended the stream")
 
     def _feed(self) -> None:
@@ -215,9 +228,3 @@ class WalStream:
         with self._lock:
             self._connection.put_copy_data(struct.pack(">cQQQqB", b"r", lsn, lsn, lsn, now_us, ask))
             self._connection.flush()
-
-
-def _wal_message(data: bytes) -> WalMessage:
-    if data[:1] == b"w":
-        return WalMessage(data[25:], 0)
-    return WalMessage(None, int.from_bytes(data[1:9], "big"))

@@ -17,15 +17,17 @@ ValueOf: TypeAlias = Callable[[str], Any]
 _PLAIN_TIMESTAMP = re.compile(r"(\d{4,6}-\d\d-\d\d) (\d\d:\d\d:\d\d(?:\.\d+)?)(\+00)?")
 
 
-def _float(text: str) -> float | str:
+def read_float(text: str) -> float | str:
+    """Return a number; NaN and the infinities as texts."""
     return text if text[-1] in "yN" else float(text)  # Infinity, -Infinity, NaN
 
 
-def _bytes(text: str) -> str:
+def read_bytes(text: str) -> str:
+    """Return base64 of bytes in hexadecimal digits, which ``bytea_output`` asks for."""
     return base64.b64encode(bytes.fromhex(text[2:])).decode()
 
 
-def _timestamp(text: str) -> str:
+def read_timestamp(text: str) -> str:
     """``2026-01-02 03:04:05.6+00`` is ``2026-01-02T03:04:05.6Z``; infinity and years BC stay as they are."""
     plain = _PLAIN_TIMESTAMP.fullmatch(text)
     if plain is None:
@@ -33,21 +35,22 @@ def _timestamp(text: str) -> str:
     return f"{plain[1]}T{plain[2]}{'Z' if plain[3] else ''}"
 
 
-def _boolean(text: str) -> bool:
+def read_boolean(text: str) -> bool:
+    """Return whether it is ``t``."""
     return text == "t"
 
 
 _OF_OID: dict[int, ValueOf] = {
-    16: _boolean,
-    17: _bytes,
+    16: read_boolean,
+    17: read_bytes,
     20: int,
     21: int,
     23: int,
     26: int,
-    700: _float,
-    701: _float,
-    1114: _timestamp,
-    1184: _timestamp,
+    700: read_float,
+    701: read_float,
+    1114: read_timestamp,
+    1184: read_timestamp,
 }
 
 
@@ -123,9 +126,9 @@ def parse_copy_line(line: bytes) -> list[str | None]:
     cells = line.rstrip(b"\n").decode().split("\t")
     if b"\\" not in line:
         return list(cells)
-    return [
-        None
-        if cell == "\\N"
-        else _ESCAPED.sub(lambda found: _ESCAPES.get(found[1], found[1]), cell)
-        for cell in cells
-    ]
+    return [None if cell == "\\N" else unescape(cell) for cell in cells]
+
+
+def unescape(cell: str) -> str:
+    """Return the text of a value of COPY that is not null."""
+    return _ESCAPED.sub(lambda found: _ESCAPES.get(found[1], found[1]), cell)

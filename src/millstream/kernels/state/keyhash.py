@@ -24,6 +24,8 @@ Hashes = npt.NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _NULL = np.uint64(0x6E756C6C6E756C6C)
+_SAMPLE = 1024  # hashes: of a share of a half, the sample's deviates by 0.016
+_NEARLY = 0.9
 _WORD_BYTES = 8
 # Codes differ from process to process, and 128 bits are more than one word.
 _BY_TEXT = {"Categorical", "Enum", "Int128", "UInt128"}
@@ -67,6 +69,21 @@ def digest_columns(frame: pl.DataFrame, names: tuple[str, ...], seed: int = 0) -
 def buckets_of(hashes: Hashes, bucket_count: int) -> npt.NDArray[np.int64]:
     """Return the bucket, in ``[0, bucket_count)``, of each hash: its place in the hash's range."""
     return ((hashes >> np.uint64(32)) * np.uint64(bucket_count) >> np.uint64(32)).astype(np.int64)
+
+
+def frequent_hash(hashes: Hashes, share: float) -> tuple[int, int] | None:
+    """Return the hash that this share of all or more have, a half at least, and how often; None if there is none.
+
+    A sample decides whether it is worth counting, so one that is just above the share may be missed.
+    """
+    assert share >= 0.5
+    sample = hashes[:: max(1, len(hashes) // _SAMPLE)]
+    found, counts = np.unique(sample, return_counts=True)
+    if not len(sample) or counts.max() < _NEARLY * share * len(sample):
+        return None
+    frequent = found[counts.argmax()]
+    count = int((hashes == frequent).sum())
+    return (int(frequent), count) if count >= share * len(hashes) else None
 
 
 def mix(words: Hashes) -> Hashes:

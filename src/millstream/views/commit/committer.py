@@ -29,7 +29,7 @@ from millstream.kernels.frames import (
     decode_message,
 )
 from millstream.kernels.plan import JobPlan, SinkPlan, ViewSinkSpec
-from millstream.kernels.routing import LEDGER_COUNTS, LEDGER_NOTES, OffsetRange
+from millstream.kernels.routing import LEDGER_COUNTS, LEDGER_NOTES, HotKey, OffsetRange
 from millstream.kernels.time.log_order import in_log_order
 from millstream.kernels.time.watermarks import NO_WATERMARK
 from millstream.views.commit.ledger import (
@@ -76,6 +76,7 @@ class BatchResult:
     forgotten_producers: dict[str, int] = field(default_factory=dict)
     clocks: dict[str, dict[str, Any]] = field(default_factory=dict)  # operator → input → its time
     late_by_us: dict[str, int] = field(default_factory=dict)  # step → the most that an event missed
+    hot_keys: list[HotKey] = field(default_factory=list)  # as tasks found them
     sent: Counter[str] = field(default_factory=Counter)  # port → rows, and messages
     arrived: Counter[str] = field(default_factory=Counter)
 
@@ -217,6 +218,7 @@ def _add_report(result: BatchResult, report: Mapping[str, Any]) -> None:
     result.clocks.update(report.get("clocks", {}))
     for step, late_by_us in report.get("late_by_us", {}).items():
         result.late_by_us[step] = max(result.late_by_us.get(step, 0), late_by_us)
+    result.hot_keys.extend(HotKey(*each) for each in report.get("hot_keys", ()))
     result.forgotten_producers.update(report.get("forgotten", {}))  # every bucket says the same
 
 

@@ -17,7 +17,9 @@ import millstream as ms
 from millstream import testing
 from millstream.client import connect
 
-KILLS = 5
+# `make test-long` kills it more often.
+KILLS = int(os.environ.get("MILLSTREAM_CAPTURE_KILLS", "5"))
+SERVER_KILLS = max(1, KILLS // 10)
 
 
 def start_capture(database, folder, *options):
@@ -87,22 +89,26 @@ def server_rows(database, table, key):
         return {tuple(row[name] for name in key): row for row in cursor.fetchall()}
 
 
-@pytest.mark.timeout(300)
-def test_a_capture_and_a_server_that_are_killed_leave_every_transaction_once(
+@pytest.mark.timeout(1800)
+def test_1_2_a_capture_and_a_server_that_are_killed_leave_every_transaction_once(
     own_database, tmp_path
 ):
     database, dice = own_database, random.Random(7)
     database.run(*SCHEMA)
-    with Writers(database.connect, 7, ddl=False):
-        for _ in range(KILLS):
-            process = start_capture(database, tmp_path)
-            time.sleep(dice.uniform(0.8, 2.5))
-            process.kill()
-            process.communicate()
-    capturing = start_capture(database, tmp_path)
-    time.sleep(1.5)
-    database.server.kill()
-    database.server.start()
+    for number in range(SERVER_KILLS):
+        with Writers(database.connect, 7 + 10 * number, ddl=False):
+            for _ in range(KILLS // SERVER_KILLS):
+                process = start_capture(database, tmp_path)
+                time.sleep(dice.uniform(0.8, 2.5))
+                process.kill()
+                process.communicate()
+        capturing = start_capture(database, tmp_path)
+        time.sleep(1.5)
+        database.server.kill()
+        database.server.start()
+        if number < SERVER_KILLS - 1:
+            capturing.kill()
+            capturing.communicate()
     with Writers(database.connect, 8, ddl=True):
         time.sleep(2)
     capturing.kill()

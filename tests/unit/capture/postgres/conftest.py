@@ -4,13 +4,16 @@ import json
 
 import pytest
 from capture_postgres_servers import Shop, start
+from row_blocks import one_by_one
 
 from millstream.capture.units import TableChange, TableDefinition
 
 
-@pytest.fixture(scope="session")
-def logical_server():
-    with start() as server:
+@pytest.fixture(
+    scope="session", params=["system", pytest.param("wheel", marks=pytest.mark.thorough)]
+)
+def logical_server(request):
+    with start(of_wheel=request.param == "wheel") as server:
         yield server
 
 
@@ -49,7 +52,7 @@ class Replica:
         self.units = []
 
     def store(self, unit):
-        contents = list(unit.contents)
+        contents = one_by_one(unit.contents)
         for content in contents:
             if isinstance(content, TableChange):
                 self._apply(content)

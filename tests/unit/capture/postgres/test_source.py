@@ -33,7 +33,8 @@ def test_rows_are_read_and_then_their_changes(shop, replica):
     assert replica.tables["t"] == shop.rows("t", ["id"])
 
 
-def test_a_rolled_back_transaction_is_not_there_and_a_prepared_one_is_when_it_commits(
+# Fault 19: two phases.
+def test_19_a_rolled_back_transaction_is_not_there_and_a_prepared_one_is_when_it_commits(
     shop, replica
 ):
     shop.run("CREATE TABLE t (id int PRIMARY KEY)")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from truncated_hashes import not_when_cut
 
-from millstream.kernels.state.keyhash import buckets_of, hash_columns, mix
+from millstream.kernels.state.keyhash import buckets_of, frequent_hash, hash_columns, mix
 
 pytestmark = not_when_cut("it says what the hashes are")
 
@@ -113,3 +113,24 @@ def test_whole_numbers_of_any_width_have_hashes_of_their_own():
         values = pl.Series([0, 1, 2**63 - 1, 2**63, 2**64 - 1, None], dtype=dtype)
         hashes = hash_columns(pl.DataFrame({"k": values}), ("k",))
         assert len(set(hashes.tolist())) == len(values)
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=60),
+    st.sampled_from([0.5, 0.6, 1.0]),
+)
+def test_a_hash_that_most_have_is_found_with_its_count(values, share):
+    hashed = np.array(values, np.uint64)
+    counts = {value: values.count(value) for value in values}
+    frequent = [(value, n) for value, n in counts.items() if n >= share * len(values)]
+    found = frequent_hash(hashed, share)
+    assert (found in frequent) if frequent else found is None
+
+
+def test_of_many_hashes_a_sample_says_whether_one_is_frequent():
+    dice = np.random.default_rng(3)
+    even = dice.integers(0, 1 << 60, 100_000).astype(np.uint64)
+    assert frequent_hash(even, 0.5) is None
+    skewed = np.where(dice.random(100_000) < 0.6, np.uint64(7), even)
+    value, count = frequent_hash(skewed, 0.5)
+    assert (value, count) == (7, (skewed == 7).sum())

@@ -279,7 +279,7 @@ def short_by_one(name, take):
         (
             into_a_dataset,
             short_by_one(
-                "millstream.views.sinks.dataset:DatasetSink._partitions",
+                "millstream.views.sinks.dataset:DatasetWriter._partitions",
                 lambda parts: [(folder, rows[1:]) for folder, rows in parts],
             ),
         ),

