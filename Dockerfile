@@ -1,12 +1,16 @@
 # Millstream with what its lock file names, a Java included. What it keeps is in /data.
+# On Kubernetes it is also the image of Spark's executors: "executor" is a command of millstream.
 FROM python:3.11-slim
 
 RUN pip install --no-cache-dir "uv==0.13.*"
 WORKDIR /app
-COPY pyproject.toml uv.lock README.md LICENSE NOTICE ./
+ARG OPTIONS="--locked --no-cache --no-default-groups --extra spark --extra jre --extra postgres --extra kafka --extra s3 --extra ui"
+# The packages first: they change less often than the source.
+COPY pyproject.toml uv.lock ./
+RUN uv sync ${OPTIONS} --no-install-project
+COPY README.md LICENSE NOTICE ./
 COPY src src
-RUN uv sync --locked --no-cache --no-editable --no-default-groups \
-        --extra spark --extra jre --extra postgres --extra kafka --extra s3 --extra ui \
+RUN uv sync ${OPTIONS} --no-editable \
     && useradd --create-home --uid 1000 millstream \
     && install --directory --owner millstream /data
 

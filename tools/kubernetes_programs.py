@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from processes import say
@@ -18,7 +19,14 @@ from processes import say
 VERSION = "1.34.4"
 DNS_VERSION = "1.12.4"
 FOLDER = Path.home() / f".cache/millstream/kubernetes-{VERSION}"
-COMMANDS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy")
+COMMANDS = (
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-proxy",
+    "kube-scheduler",
+    "kubectl",  # Debian's does not know all that a kustomization.yaml of today has
+    "kubelet",
+)
 DNS = "coredns"
 # A DNS server with the plugins that a cluster's names need; with all of them it takes five times as long to build.
 _DNS_MAIN = """\
@@ -56,8 +64,8 @@ def why_not_built() -> str:
     try:
         # A folder beside it: what is built is renamed, so a program is there whole or not at all.
         with tempfile.TemporaryDirectory(dir=FOLDER.parent) as folder:
-            if set(missing) - {DNS}:
-                build_kubernetes(Path(folder))
+            if commands := [name for name in missing if name != DNS]:
+                build_kubernetes(Path(folder), commands)
             if DNS in missing:
                 build_dns(Path(folder))
             for name in missing:
@@ -67,8 +75,8 @@ def why_not_built() -> str:
     return ""
 
 
-def build_kubernetes(folder: Path) -> None:
-    """Build the programs of Kubernetes.
+def build_kubernetes(folder: Path, commands: Sequence[str]) -> None:
+    """Build these programs of Kubernetes.
 
     Its module replaces its parts by folders of its repository. They are published too, as versions 0.x of their own.
     """
@@ -84,7 +92,7 @@ def build_kubernetes(folder: Path) -> None:
     version = "k8s.io/component-base/version"
     said = {"gitVersion": f"v{VERSION}", "gitMajor": major, "gitMinor": minor}
     flags = " ".join(["-s -w", *(f"-X {version}.{name}={value}" for name, value in said.items())])
-    packages = [f"k8s.io/kubernetes/cmd/{name}" for name in COMMANDS]
+    packages = [f"k8s.io/kubernetes/cmd/{name}" for name in commands]
     go(module, "build", f"-ldflags={flags}", "-o", f"{folder}/bin/", *packages)
 
 

@@ -39,12 +39,10 @@ PLATFORMS = {
     "conntrack": "Kubernetes",
     "iptables": "Kubernetes",
     "socat": "Kubernetes",
-    "kubectl": "Kubernetes",
     "/usr/lib/cni/bridge": "Kubernetes",
 }
 PACKAGES = {
     "etcd": "etcd-server",
-    "kubectl": "kubernetes-client",
     "/usr/lib/cni/bridge": "containernetworking-plugins",
 }
 

@@ -22,8 +22,8 @@ PROGRAMS = Path.home() / ".cache/millstream/kubernetes-1.34.4"
 NODE_IP = "10.245.0.1"
 SERVICES = "10.96.0.0/16"
 START_S = 300
-INSTALLED = ("etcd", "ip", "openssl", "kubectl")
-BUILT = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+INSTALLED = ("etcd", "ip", "openssl")
+BUILT = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 
 
 def why_not(built: tuple[str, ...] = (), installed: tuple[str, ...] = ()) -> str:

@@ -75,6 +75,7 @@ class Node:
         self.socket = self.run / "containerd.sock"
         # What is undone last is named first: mounts when nothing runs, containers while containerd does.
         plane.opened.callback(self._unmount)
+        plane.opened.callback(self._remove_networks, _networks())
         self._start_containerd()
         plane.opened.callback(self._remove_pods)
         self._load(image)
@@ -184,6 +185,11 @@ class Node:
             self._ctr("tasks", "delete", "--force", name, check=False)
             self._ctr("containers", "delete", name, check=False)
 
+    def _remove_networks(self, before: set[str]) -> None:
+        """Remove what the pods' networks have left: containers that were killed don't take theirs along."""
+        for name in _networks() - before:
+            subprocess.run(["ip", "netns", "delete", name], check=False)
+
     def _unmount(self) -> None:
         """Undo the mounts of volumes and containers, the inner ones first, and remove the control groups."""
         mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
@@ -193,3 +199,9 @@ class Node:
             subprocess.run(
                 ["find", pods, "-depth", "-type", "d", "-exec", "rmdir", "{}", "+"], check=False
             )
+
+
+def _networks() -> set[str]:
+    """Return the names of network namespaces that containerd makes for pods."""
+    found = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+    return {line.split()[0] for line in found.stdout.splitlines() if line.startswith("cni-")}

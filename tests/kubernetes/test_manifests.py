@@ -18,11 +18,14 @@ def plane(tmp_path):
     if reason := control_plane.why_not():
         pytest.skip(reason)
     with ExitStack() as opened:
-        yield ControlPlane(tmp_path, opened)
+        plane = ControlPlane(tmp_path, opened)
+        plane.kubectl("apply", "-f", MANIFESTS / "namespace.yaml", check=True)
+        accounts = ("get", "serviceaccounts", "-n", "streams")
+        plane.wait_for("the account of pods", lambda: "default" in plane.kubectl(*accounts))
+        yield plane
 
 
 def test_the_api_server_takes_every_object_and_has_no_warning(plane):
-    plane.kubectl("apply", "-f", MANIFESTS / "namespace.yaml", check=True)
     said = plane.kubectl("apply", "--dry-run=server", "-k", MANIFESTS, check=True)
     for line in said.splitlines():
         assert re.fullmatch(r"\S+ (created|unchanged|configured) \(server dry run\)", line), line
@@ -38,7 +41,6 @@ def test_the_api_server_takes_every_object_and_has_no_warning(plane):
 
 def test_the_rules_of_the_namespace_and_the_schema_are_enforced(plane):
     """What the other test relies on: a pod that may become root, and a field that there is not, are refused."""
-    plane.kubectl("apply", "-f", MANIFESTS / "namespace.yaml", check=True)
     template = (MANIFESTS / "executor.yaml").read_text()
     template = template.replace("    - name: executor\n", "    - name: executor\n      image: a\n")
     for right, wrong, refusal in (

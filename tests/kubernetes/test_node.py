@@ -148,11 +148,16 @@ class Deployment:
         }
 
     def wait_for_pods(self, role, count):
-        return self.plane.wait_for(
-            f"{count} pods of {role}",
-            lambda: pods if len(pods := self.pods(role)) == count else None,
-            WAIT_S,
-        )
+        """Wait until a role has so many pods that are ready, and return them."""
+        pods = {}
+
+        def are_there():
+            nonlocal pods
+            pods = self.pods(role)
+            return len(pods) == count
+
+        self.plane.wait_for(f"{count} pods of {role}", are_there, WAIT_S)
+        return pods
 
     def send(self, first, stop):
         lines = "".join(f"{json.dumps(event(number))}\n" for number in range(first, stop))

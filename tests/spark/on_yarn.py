@@ -39,7 +39,7 @@ app = ms.App(
     "clicks",
     log=os.environ["LOG"],
     state=os.environ["STATE"],
-    store=os.environ["STORE"],
+    store=os.environ["STORE"] or None,
     local=os.environ["LOCAL"],
     buckets=4,
 )

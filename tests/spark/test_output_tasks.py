@@ -9,10 +9,10 @@ import polars as pl
 import pytest
 
 import millstream as ms
-
-psycopg = pytest.importorskip("psycopg", reason="the driver of PostgreSQL is not installed here")
 from millstream.spark import frame_blocks, frame_files, job, output_tasks
 from millstream.spark.output_tasks import OutputTasks
+
+psycopg = pytest.importorskip("psycopg", reason="the driver of PostgreSQL is not installed here")
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 EVENTS = 4000

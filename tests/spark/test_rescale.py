@@ -1,12 +1,15 @@
 """Sharing state again among Spark partitions, and stopping from outside, on a real Spark."""
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import millstream as ms
 from millstream import testing
@@ -61,10 +64,11 @@ def test_after_a_rescale_the_answers_are_those_of_an_uninterrupted_run(spark, tm
     counted(tmp_path).run(until="caught-up", rows_per_batch=500)
     app_folder = tmp_path / "apps" / "counts"
 
-    for partitions, upto in ((4, 2100), (1, 3000)):
-        before = load_job_metadata("counts", app_folder / STATE_STORE_FILE).partitions
-        done = rescaling.rescale("counts", app_folder, partitions)
-        assert (done.partitions_before, done.partitions) == (before, partitions)
+    for buckets, partitions, upto in ((16, 4, 2100), (3, 1, 3000)):
+        before = load_job_metadata("counts", app_folder / STATE_STORE_FILE)
+        done = rescaling.rescale("counts", app_folder, partitions, buckets=buckets)
+        assert (done.partitions_before, done.partitions) == (before.partitions, partitions)
+        assert (done.buckets_before, done.buckets) == (before.bucket_count, buckets)
         send(tmp_path, events[upto - 900 : upto])
         counted(tmp_path).run(until="caught-up", rows_per_batch=500)
     assert load_job_metadata("counts", app_folder / STATE_STORE_FILE).partitions == 1
@@ -72,6 +76,58 @@ def test_after_a_rescale_the_answers_are_those_of_an_uninterrupted_run(spark, tm
     wanted = testing.run(counted("unused"), {"events": events})
     for name in ("days", "minutes"):
         assert view(tmp_path, name).equals(wanted[name])
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from test_rescale import counted
+
+counted(Path(sys.argv[1])).run(until="caught-up", rows_per_batch=100)
+"""
+
+
+def test_kills_between_rescales_change_no_answer(tmp_path):
+    events = rows(3000)
+    send(tmp_path, events)
+    app_folder = tmp_path / "apps" / "counts"
+    for number, buckets in enumerate((16, 1, 7)):
+        _run_until_killed(tmp_path, batches=3 * number + 2)
+        rescaling.rescale("counts", app_folder, buckets=buckets)
+    _run_until_killed(tmp_path, batches=None)
+
+    wanted = testing.run(counted("unused"), {"events": events})
+    for name in ("days", "minutes"):
+        key = [column for column in wanted[name].columns if column != "n"]
+        assert view(tmp_path, name).sort(key).equals(wanted[name].sort(key))
+
+
+def _run_until_killed(folder, batches):
+    """Run the app in a process of its own; kill it and all it has started once so many batches are committed."""
+    here = Path(__file__).parent
+    running = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(folder)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(here)},
+        start_new_session=True,
+    )
+    try:
+        while running.poll() is None and not _has_batches(folder / "apps" / "counts", batches):
+            time.sleep(0.02)
+        assert running.poll() == (0 if batches is None else None)
+    finally:
+        if running.poll() is None:
+            os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+
+
+def _has_batches(app_folder, batches):
+    try:
+        with SqliteStateStore(app_folder / "views.db", readonly=True) as store:
+            last = store.last_batch_id("counts")
+            return batches is not None and last is not None and last + 1 >= batches
+    except ms.ConfigError:  # there is no store yet
+        return False
 
 
 APP = """

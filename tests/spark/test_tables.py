@@ -86,3 +86,41 @@ def test_a_function_that_looks_up_outside_is_called_on_spark():
     found = testing.run(app, {"rows": given}, batches=3, engine="spark")["out"]
     expected = [(n, None if n % 3 == 2 else f"{'XYZ'[n % 3]}-town") for n in range(30)]
     assert found.select("n", "capital").sort("n").rows() == expected
+
+
+@pytest.mark.timeout(600)
+def test_a_table_follows_a_view_of_another_app(tmp_path):
+    def shop():
+        app = ms.App("shop", log=tmp_path, buckets=1)
+        app.table("prices", {"item": str, "price": float}, key="item").view("prices")
+        return app
+
+    def mirror():
+        app = ms.App("mirror", log=tmp_path, buckets=1)
+        prices = app.view_table(ms.view("prices", log=tmp_path, app="shop"))
+        prices.view("copy")
+        orders = app.topic("orders", {"id": int, "item": str}, key="item").stream()
+        orders.lookup(prices, "item").view("priced", key="id")
+        return app
+
+    def both(prices, orders):
+        with ms.connect(tmp_path) as log:
+            for topic in ("prices", "orders"):
+                log.create_topic(topic, partitions=2, exist_ok=True)
+            with log.producer() as producer:
+                for item, price in prices.items():
+                    value = None if price is None else {"item": item, "price": price}
+                    producer.send("prices", value, key=item)
+                for number, item in orders.items():
+                    producer.send("orders", {"id": number, "item": item}, key=item)
+        shop().run(until="caught-up")
+        mirror().run(until="caught-up")
+        found = [ms.view(name, log=tmp_path, app="mirror").scan() for name in ("copy", "priced")]
+        return [dict(view.select(view.columns[0], "price").rows()) for view in found]
+
+    copy, priced = both({"a": 0.1, "b": 2.0}, {1: "a", 2: "c"})
+    assert copy == {"a": 0.1, "b": 2.0}
+    assert priced == {1: 0.1, 2: None}
+    copy, priced = both({"a": 3.5, "b": None}, {3: "a", 4: "b"})
+    assert copy == {"a": 3.5}
+    assert priced == {1: 0.1, 2: None, 3: 3.5, 4: None}

@@ -1,6 +1,6 @@
 """An app on Apache Hadoop YARN: `millstream run app.py --master yarn`, with its environment shipped.
 
-The machines have nothing of Millstream's, and don't see the driver's folders: an executor's Python and its packages are in the
+In the long test the machines have nothing of Millstream's, and don't see the driver's folders: an executor's Python and its packages are in the
 archive that docs/cluster.md says how to make, and its JVM's jars in another. Only the interpreter is everywhere, as there.
 """
 
@@ -31,9 +31,19 @@ from yarn_cluster import HADOOP, MACHINES, ROOT, YarnCluster
 
 import millstream as ms
 
-pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 WAIT_S = 600
+COMMON = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.executor.cores": "1",
+    "spark.executor.memory": "768m",
+    "spark.yarn.am.memory": "512m",
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
+    # a machine that runs other tests may take long to start a Python
+    "spark.python.authenticate.socketTimeout": "180s",
+}
 EXTRAS = ("--extra", "spark", "--extra", "kafka", "--extra", "s3")
 PROGRAM = Path(__file__).with_name("on_yarn.py")
 
@@ -72,13 +82,18 @@ def pack_jars(archive):
 
 
 @pytest.fixture
-def cluster(tmp_path):
+def opened():
     if reason := HADOOP.why_not():
         pytest.skip(reason)
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def cluster(opened, tmp_path):
     if not may_unshare():
         pytest.skip("this user may not make mount namespaces (unshare): run it as root on Linux")
-    with ExitStack() as opened:
-        yield YarnCluster(tmp_path / "yarn", opened)
+    return YarnCluster(tmp_path / "yarn", opened)
 
 
 @pytest.fixture
@@ -89,49 +104,56 @@ def state(cluster, request):
     return request.getfixturevalue("s3_url")
 
 
-@pytest.fixture
-def driver(cluster, tmp_path, database, state):
-    """The folder that a user starts the app from, and its environment; events go to the log."""
-    pack_environment(tmp_path, cluster.shared / "environment.tar.gz")
-    pack_jars(cluster.shared / "jars.zip")
-    folder = tmp_path / "driver"
-    folder.mkdir()
-    (folder / "environment").symlink_to(sys.prefix)
-    passed = [name for name in os.environ if name.startswith("AWS_")]
-    settings = {
-        "spark.archives": f"file://{cluster.shared}/environment.tar.gz#environment",
-        "spark.yarn.archive": f"file://{cluster.shared}/jars.zip",
-        "spark.yarn.stagingDir": f"file://{cluster.shared}/staging",
-        "spark.driver.host": "127.0.0.1",
-        "spark.executor.instances": "2",
-        "spark.executor.cores": "1",
-        "spark.executor.memory": "768m",
-        "spark.yarn.am.memory": "512m",
-        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-        "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
-        # a machine that runs other tests may take long to start a Python
-        "spark.python.authenticate.socketTimeout": "180s",
-        "spark.executorEnv.MILLSTREAM_CACHE": "./cache",
-        **{f"spark.executorEnv.{name}": os.environ[name] for name in passed},
-    }
-    text = "".join(f"{name} {value}\n" for name, value in settings.items())
-    (folder / "spark.properties").write_text(text)
-    shutil.copy(PROGRAM, folder / "app.py")
-    with AsProcess(tmp_path / "log") as broker:
-        environment = {
+class User:
+    """Somebody who runs the app on a cluster: a folder to start it from, an environment, and a broker with events."""
+
+    def __init__(self, cluster, folder, settings, **environment):
+        self.folder = folder / "driver"
+        self.folder.mkdir()
+        shutil.copy(PROGRAM, self.folder / "app.py")
+        passed = [name for name in os.environ if name.startswith("AWS_")]
+        given = (
+            COMMON | settings | {f"spark.executorEnv.{name}": os.environ[name] for name in passed}
+        )
+        text = "".join(f"{name} {value}\n" for name, value in given.items())
+        (self.folder / "spark.properties").write_text(text)
+        broker = cluster.opened.enter_context(AsProcess(folder / "log"))
+        self.environment = {
             **os.environ,
             "JAVA_HOME": str(cluster.java.home),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "HADOOP_CONF_DIR": str(cluster.settings),
-            "PYSPARK_PYTHON": "./environment/bin/python",
-            "PGUSER": unquote(urlsplit(database).username),
-            "PGPASSWORD": unquote(urlsplit(database).password),
             "LOG": f"kafka://{broker.address}",
-            "STATE": state,
-            "STORE": database,
-            "DRIVERS_FOLDERS": f"{ROOT / 'src'}:{folder}",
+            "DRIVERS_FOLDERS": f"{ROOT / 'src'}:{self.folder}",
+            **environment,
         }
-        yield folder, environment
+
+    def start(self, name):
+        """Start the app; what it says goes to a file, what it keeps to a folder of that name."""
+        said = self.folder / f"{name}.out"
+        command = [sys.executable, "-m", "millstream", "run", "app.py", "--master", "yarn"]
+        options = ["--cores", "2", "--until", "caught-up", "--json"]
+        given = ["--properties-file", "spark.properties", "--conf", "spark.executor.instances=2"]
+        with said.open("wb") as out:
+            process = subprocess.Popen(
+                [*command, *options, *given],
+                cwd=self.folder,
+                env=self.environment | {"LOCAL": str(self.folder / name)},
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        return process, said
+
+    def view(self, name, *columns):
+        """Return the rows of a view."""
+        store = self.environment["STORE"]
+        place = {"store": store} if store else {"log": self.folder / "first"}
+        with ms.view(name, **place) as view:
+            return view.scan().select(columns).rows()
+
+    def minutes(self):
+        return {(at, ad): n for at, ad, n in self.view("minutes", "window_start", "ad", "n")}
 
 
 def send(log, first, stop):
@@ -152,35 +174,7 @@ def counted(events):
     return dict(counts)
 
 
-def run(driver, name):
-    """Start the app as a user would; what it says goes to a file."""
-    folder, environment = driver
-    said = folder / f"{name}.out"
-    command = [
-        sys.executable,
-        "-m",
-        "millstream",
-        "run",
-        "app.py",
-        "--master",
-        "yarn",
-        "--cores",
-        "2",
-    ]
-    options = ["--until", "caught-up", "--json", "--properties-file", "spark.properties"]
-    with said.open("wb") as out:
-        process = subprocess.Popen(
-            [*command, *options, "--conf", f"spark.driver.extraJavaOptions=-Drun={name}"],
-            cwd=folder,
-            env=environment | {"LOCAL": str(folder / name)},
-            stdout=out,
-            stderr=out,
-            start_new_session=True,
-        )
-    return process, said
-
-
-def finished(process, said, cluster):
+def finished(process, said):
     try:
         assert process.wait(WAIT_S) == 0
     except (AssertionError, subprocess.TimeoutExpired) as failure:
@@ -192,28 +186,56 @@ def finished(process, said, cluster):
         end(process)
 
 
+@pytest.mark.thorough
+def test_an_app_runs_on_yarn_where_the_machines_have_the_environment(no_spark, opened, tmp_path):
+    cluster = YarnCluster(tmp_path / "yarn", opened, apart=False)
+    jars = {"spark.yarn.jars": f"local:{Path(pyspark.__file__).parent}/jars/*"}
+    staging = {"spark.yarn.stagingDir": f"file://{cluster.shared}/staging"}
+    places = {"STATE": f"file://{cluster.shared}/state", "STORE": ""}
+    user = User(cluster, tmp_path, jars | staging, PYSPARK_PYTHON=sys.executable, **places)
+    send(user.environment["LOG"], 0, 10_000)
+    finished(*user.start("first"))
+    assert user.minutes() == counted(10_000)
+    assert {host for (host,) in user.view("machines", "machine")} <= {*MACHINES.values()}
+
+
+@pytest.mark.long
 def test_an_app_runs_on_yarn_in_the_environment_that_it_ships_and_survives_executors(
-    no_spark, cluster, driver
+    no_spark, cluster, tmp_path, database, state
 ):
-    log, store = driver[1]["LOG"], driver[1]["STORE"]
+    pack_environment(tmp_path, cluster.shared / "environment.tar.gz")
+    pack_jars(cluster.shared / "jars.zip")
+    settings = {
+        "spark.archives": f"file://{cluster.shared}/environment.tar.gz#environment",
+        "spark.yarn.archive": f"file://{cluster.shared}/jars.zip",
+        "spark.yarn.stagingDir": f"file://{cluster.shared}/staging",
+        "spark.executorEnv.MILLSTREAM_CACHE": "./cache",
+    }
+    account = urlsplit(database)
+    user = User(
+        cluster,
+        tmp_path,
+        settings,
+        PYSPARK_PYTHON="./environment/bin/python",
+        PGUSER=unquote(account.username),
+        PGPASSWORD=unquote(account.password),
+        STATE=state,
+        STORE=database,
+    )
+    (user.folder / "environment").symlink_to(sys.prefix)
+    log = user.environment["LOG"]
     send(log, 0, 40_000)
-    finished(*run(driver, "first"), cluster)
-    with ms.view("minutes", store=store) as view:
-        rows = view.scan().select("window_start", "ad", "n").rows()
-    assert {(at, ad): n for at, ad, n in rows} == counted(40_000)
-    with ms.view("machines", store=store) as view:
-        places = set(view.scan().select("machine", "prefix", "millstream", "seen").rows())
-    on_executors = {(host, "environment", "True", "") for host in MACHINES.values()}
-    assert places <= on_executors, places
+    finished(*user.start("first"))
+    assert user.minutes() == counted(40_000)
+    places = set(user.view("machines", "machine", "prefix", "millstream", "seen"))
+    assert places <= {(host, "environment", "True", "") for host in MACHINES.values()}, places
 
     # another driver, of an empty folder; executors of a machine die as soon as it has some
     send(log, 40_000, 120_000)
-    process, said = run(driver, "second")
+    process, said = user.start("second")
     pause = threading.Event()
     while not cluster.kill_executor("one") and not cluster.kill_executor("two"):
         assert process.poll() is None, said.read_text()
         pause.wait(0.2)
-    finished(process, said, cluster)
-    with ms.view("minutes", store=store) as view:
-        rows = view.scan().select("window_start", "ad", "n").rows()
-    assert {(at, ad): n for at, ad, n in rows} == counted(120_000)
+    finished(process, said)
+    assert user.minutes() == counted(120_000)

@@ -1,6 +1,6 @@
-"""Apache Hadoop YARN for tests: a real ResourceManager, and NodeManagers that each are a machine of their own.
+"""Apache Hadoop YARN for tests: a real ResourceManager, and NodeManagers with a loopback address each.
 
-A NodeManager has a loopback address, and a mount namespace in which the project's folder and other machines' folders are
+If they are ``apart``, a NodeManager is a machine of its own: it has a mount namespace in which the project's folder and other machines' folders are
 not there. What it starts (containers) is in the same namespace, so an executor has what YARN has brought it, and nothing else
 of the driver's. ``shared`` is what all of them see: it stands for HDFS.
 """
@@ -66,6 +66,7 @@ class YarnCluster:
 
     root: Path
     opened: ExitStack
+    apart: bool = True
 
     def __post_init__(self):
         self.java, self.jars = find_java(os.environ), HADOOP.jars()
@@ -127,7 +128,12 @@ class YarnCluster:
                 "disk-health-checker.enable": "false",
             },
         )
-        self._start(name, f"{YARN}.nodemanager.NodeManager", settings, inside=self.enter(name))
+        self._start(
+            name,
+            f"{YARN}.nodemanager.NodeManager",
+            settings,
+            inside=self.enter(name) if self.apart else (),
+        )
 
     def enter(self, name):
         temporary = Path(tempfile.gettempdir())

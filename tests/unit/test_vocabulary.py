@@ -22,6 +22,7 @@ NOUNS_IN_ING = {
     "decoding": "record batches from bytes: the field's word",
     "encoding": "record batches to bytes: the field's word",
     "routing": "where rows go behind a shuffle: the field's word",
+    "staging": "where a database keeps rows before they count: the field's word",
     "sourcing": "event sourcing: the field's word",
     "testing": "the public name of the test kit, as numpy.testing",
 }

@@ -56,7 +56,8 @@ class Bloom:
             )
         share = self.expect * self.rotate_us / within_us / buckets
         ids = max(1, math.ceil(share + 4 * math.sqrt(share)))
-        return BloomRule(self.rotate_us, ids, self.fpr / generations, self.exact_check)
+        rate = self.fpr / generations
+        return BloomRule(self.rotate_us, ids, rate, self.exact_check, buckets)
 
 
 def bloom(*, fpr: float, rotate: Duration, expect: int, exact_check: bool = False) -> Bloom:

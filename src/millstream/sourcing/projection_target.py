@@ -43,7 +43,7 @@ class ProjectionTarget(ABC):
         """Return a statement with ``?`` in this database's form."""
 
 
-class SqliteTarget(ProjectionTarget):
+class SqliteProjectionTarget(ProjectionTarget):
     """A SQLite file. What is committed survives the loss of power."""
 
     def __init__(self, path: Path) -> None:
@@ -90,7 +90,7 @@ class SqliteTarget(ProjectionTarget):
             self._db.close()
 
 
-class PostgresTarget(ProjectionTarget):
+class PostgresProjectionTarget(ProjectionTarget):
     """A PostgreSQL database."""
 
     def __init__(self, url: str) -> None:
@@ -126,8 +126,8 @@ def open_target(into: str | Path) -> ProjectionTarget:
         ConfigError: it cannot be opened.
     """
     if isinstance(into, str) and "://" in into:
-        return PostgresTarget(into)
-    return SqliteTarget(Path(into))
+        return PostgresProjectionTarget(into)
+    return SqliteProjectionTarget(Path(into))
 
 
 class ProjectionTables:

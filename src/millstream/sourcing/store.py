@@ -23,8 +23,8 @@ from millstream.log.murmur2 import murmur2
 from millstream.sourcing.aggregate import Folding
 from millstream.sourcing.decider import check_decider
 from millstream.sourcing.event_types import EventTypes
+from millstream.sourcing.excision import ForgetReport, check_subjects, forget_subjects
 from millstream.sourcing.folder_partition import FolderPartition
-from millstream.sourcing.forgetting import ForgetReport, check_subjects, forget_subjects
 from millstream.sourcing.kafka_partition import KafkaPartition
 from millstream.sourcing.lane import Lane, OnConflict, PendingCommand
 from millstream.sourcing.partition_log import PartitionLog

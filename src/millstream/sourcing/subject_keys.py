@@ -129,7 +129,7 @@ class SubjectKeys:
         store_id, _, rest = sealed.partition(":")
         number, _, text = rest.partition(":")
         if not text:
-            return forgotten  # its bytes were removed; see forgetting
+            return forgotten  # its bytes were removed; see ``excision``
         if store_id != self.store_id:
             raise self._lost(f"is sealed with a key of the key store {store_id}")
         row = self._db_row(int(number))

@@ -60,6 +60,19 @@ def test_the_address_of_a_cluster_and_its_cores_reach_the_run(tmp_path):
     assert shown.exit_code == 0
 
 
+def test_settings_of_spark_reach_the_run_and_a_wrong_one_is_told_before_anything_is_loaded(
+    tmp_path,
+):
+    app = write(tmp_path, TOLD.replace("{given['cores']}", "{given['settings']}"))
+    (tmp_path / "spark.properties").write_text("spark.a 1\nspark.b 2\n")
+    options = ["--properties-file", str(tmp_path / "spark.properties"), "--conf", "spark.b=3"]
+    shown = CliRunner().invoke(run, [str(app), *options])
+    assert shown.output.splitlines()[-1] == "u None {'spark.a': '1', 'spark.b': '3'}"
+    refused = CliRunner().invoke(run, [str(app), "--conf", "cores"])
+    assert isinstance(refused.exception, ConfigError)
+    assert not refused.output
+
+
 def test_the_first_line_comes_before_anything_is_loaded(tmp_path):
     path = write(tmp_path, "import sys\nprint('loaded')\n")
     shown = CliRunner().invoke(run, [str(path)])

@@ -105,7 +105,8 @@ def test_no_batch_shows_a_part_of_a_transaction(seed, batches, partitions):
 def test_transactions_that_overtake_the_snapshot_come_after_it_all_the_same(
     seed, batches, partitions
 ):
-    source = source_of(seed)
+    # A key that moves may take a value from a row of another partition, which is not read yet: a dead letter then.
+    source = source_of(seed, moves=False)
     inputs = {topic: source.snapshot[topic] + rows for topic, rows in source.topics.items()}
     options = {"batches": batches, "partitions": partitions, "seed": seed}
     out = testing.run(app_of(WHOLE), inputs, **options)

@@ -19,7 +19,13 @@ from millstream.errors import VersionConflictError
 from millstream.sourcing import aggregate
 from millstream.sourcing.lane import PendingCommand
 from millstream.sourcing.store import EventStore
-from millstream.sourcing.stored_event import Metadata, decode_event, decode_events
+from millstream.sourcing.stored_event import (
+    Metadata,
+    RawEvent,
+    decode_event,
+    decode_events,
+    encode_event,
+)
 
 
 def totals(store: EventStore) -> dict[str, tuple[int, int]]:
@@ -226,6 +232,33 @@ def test_reading_one_stream_reads_few_of_the_others(log: ms.EventLog, monkeypatc
         monkeypatch.setattr(aggregate, "READ_THROUGH", 64)
         assert len(list(store.history("s7"))) == 2
         assert spans == [(1, 1), (1, 1)]
+
+
+@pytest.mark.thorough
+def test_three_hundred_thousand_aggregates_in_one_topic(log: ms.EventLog, monkeypatch) -> None:
+    count = 300_000
+    with open_store(log, partitions=4) as store, log.producer() as producer:
+        for at in range(2 * count):
+            stream_id, version = f"s{at % count}", 1 + at // count
+            event = RawEvent(-1, 1, stream_id, version, "paid", 1, {"amount": at % 7}, f"c{at}", {})
+            record = encode_event(event)
+            partition = store.partition_of(stream_id)
+            producer.send("ledger", record.value, key=record.key, partition=partition)
+    with open_store(log) as store:
+        assert len(store.stream_ids()) == count
+        for at in (0, 1, count // 2, count - 1):
+            lane = store.lane_of(f"s{at}")
+            read, spans = lane.log.read, []
+            with monkeypatch.context() as patch:
+                patch.setattr(
+                    lane.log,
+                    "read",
+                    lambda *given, read=read, spans=spans: spans.append(given[:2]) or read(*given),
+                )
+                expected = at % 7 + (at + count) % 7
+                assert store.load(f"s{at}").state == Balance(expected, 2)
+            assert [end - start for start, end in spans] == [1, 1]  # two events, of 150,000
+        assert store.handle("s5", [1], command_id=f"c{count + 5}").repeated
 
 
 class Interrupted(PendingCommand):

@@ -32,7 +32,8 @@ from millstream.errors import RetriableError
 CATALOG = "catalog.db"
 COMPACT_COMMITS = 20
 _MARKER = "millstream.apply.marker"
-_KEYS = 500  # in one condition
+_KEYS = 10_000  # in one condition, of keys of one column
+_PAIRS = 500  # of keys of several columns, whose condition is a tree
 _COMPACT_ROWS_MAX = 5_000_000  # which are read into memory for it
 
 
@@ -119,8 +120,9 @@ def _conditions(change: LakeChange) -> Iterator[BooleanExpression]:
     """Yield conditions that together match every key of a change."""
     key = change.columns.table.key
     keys = pa.concat_tables([change.deletes, change.upserts.select(list(key))]).to_pylist()
-    for first in range(0, len(keys), _KEYS):
-        part = keys[first : first + _KEYS]
+    size = _KEYS if len(key) == 1 else _PAIRS
+    for first in range(0, len(keys), size):
+        part = keys[first : first + size]
         if len(key) == 1:
             values = [row[key[0]] for row in part]
             yield In(key[0], values)  # type: ignore[call-arg, arg-type]

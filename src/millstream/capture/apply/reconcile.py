@@ -275,10 +275,11 @@ class _TableComparer:
                 deletes.append(row)
                 surplus.append(self._key_row(row))
             elif self._compared(row) != self._compared(other):
-                upserts.append({**row, **other})
+                upserts.append({**row, **self._applied(other)})
                 differing.append(self._key_row(row))
         missing += [self._key_row(row) for row in theirs.values()]
-        upserts += [{**dict.fromkeys(self.table.types), **row} for row in theirs.values()]
+        nulls = dict.fromkeys(self.table.types)
+        upserts += [{**nulls, **self._applied(row)} for row in theirs.values()]
         if repair:
             self._repair(upserts, [self._key_row(row) for row in deletes])
 
@@ -289,6 +290,10 @@ class _TableComparer:
             if chunk_of(key) in chunks:
                 found[key] = row
         return found
+
+    def _applied(self, row: Row) -> Row:
+        """Return the columns of a row of the source that are applied."""
+        return {name: row[name] for name in self._names}
 
     def _key_row(self, row: Row) -> Row:
         return {name: row[name] for name in self.table.key}

@@ -169,6 +169,8 @@ class SqliteSource:
     def measure(self, progress: Progress) -> SourceLag:
         """Measure about how many rows the tables have that are not read to their end: by their largest rowids."""
         unread = [name for name, table in progress["tables"].items() if "read" not in table]
+        if not unread:
+            return SourceLag()
         with self._opened() as connection:
             there = read_tables(connection, lambda name: name in unread)
             largest = [
@@ -178,7 +180,7 @@ class SqliteSource:
                 for table in there.values()
                 if table.rowid is not None
             ]
-        return SourceLag(rows_expected=sum(filter(None, largest)) if unread else None)
+        return SourceLag(rows_expected=sum(filter(None, largest)))
 
     def release(self, progress: Progress) -> None:
         """Do nothing: the changes that are kept are in the database's own file."""

@@ -35,7 +35,7 @@ TRANSACTION = "__transaction"  # String: the id of the record's transaction, if 
 TOTAL = "__total"  # Int64: the place of the record in its transaction
 COMMITTED = "__committed"  # Datetime: when the change was made, according to the source
 
-_COLUMNS = pa.schema(
+CAPTURED_COLUMNS = pa.schema(
     [
         (KIND, pa.string()),
         (UNAVAILABLE, pa.list_(pa.string())),
@@ -73,6 +73,8 @@ def captured_table(rows: Sequence[CapturedRow], fields: tuple[Field, ...]) -> pa
         [row.extra for row in rows],
         [row.kind != "upsert" for row in rows],
     ]
-    columns += [pa.array(values, of.type) for values, of in zip(hidden, _COLUMNS, strict=True)]
-    schema = pa.schema([*table_schema(fields), *_COLUMNS])
+    columns += [
+        pa.array(values, of.type) for values, of in zip(hidden, CAPTURED_COLUMNS, strict=True)
+    ]
+    schema = pa.schema([*table_schema(fields), *CAPTURED_COLUMNS])
     return pa.Table.from_arrays(columns, schema=schema)

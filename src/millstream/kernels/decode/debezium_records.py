@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.kernels.decode.captured import CapturedRow, captured_table
+from millstream.kernels.decode.debezium_columns import PlainEnvelopes
 from millstream.kernels.decode.debezium_values import (
     PLACEHOLDER,
     ColumnEncoding,
@@ -30,7 +31,8 @@ from millstream.kernels.decode.debezium_values import (
     is_unavailable,
 )
 from millstream.kernels.decode.decode_error import DecodeError
-from millstream.kernels.decode.fields import Decoded, Decoder, Field
+from millstream.kernels.decode.fields import Decoded, Decoder, Field, Positions
+from millstream.kernels.decode.row_decoder import merged
 from millstream.kernels.decode.row_reader import RowReader, parse_json
 
 _OPS = ("c", "u", "d", "r", "t", "m")
@@ -81,24 +83,38 @@ class DebeziumDecoder:
 
         A record with an error may also have rows, which are ``__extra``.
         """
+        plain, at = self._plain.decode(records)
+        if len(at) == records.num_rows and (np.diff(at) > 0).all():
+            return Decoded(plain, at, [])
+        left = np.ones(records.num_rows, np.bool_)
+        left[at] = False
         ordered = self.format.transactions or not several_partitions
+        return merged([(plain, at)], self._by_record(records, np.flatnonzero(left), ordered))
+
+    @cached_property
+    def _plain(self) -> PlainEnvelopes:
+        form = self.format
+        return PlainEnvelopes(
+            self.fields, form.key, form.encodings, form.transactions, form.placeholder
+        )
+
+    def _by_record(self, records: pa.RecordBatch, left: Positions, ordered: bool) -> Decoded:  # noqa: FBT001 - private
+        """Decode the records at some positions, one after the other."""
         rows: list[CapturedRow] = []
         good: list[int] = []
         errors: list[tuple[int, str]] = []
-        keys = records.column("key").to_pylist()
-        times = records.column("timestamp").cast(pa.timestamp("us", "UTC")).to_pylist()
-        for at, (key, value) in enumerate(
-            zip(keys, records.column("value").to_pylist(), strict=True)
-        ):
+        chosen = records.take(pa.array(left)) if len(left) < records.num_rows else records
+        keys, values = chosen.column("key").to_pylist(), chosen.column("value").to_pylist()
+        times = chosen.column("timestamp").cast(pa.timestamp("us", "UTC")).to_pylist()
+        for at, key, value, time in zip(left.tolist(), keys, values, times, strict=True):
             made, reason = _Record(self, key, value, ordered=ordered).rows()
             if reason is not None:
                 errors.append((at, reason))
             for row in made:
-                row.committed = row.committed or times[at]
+                row.committed = row.committed or time
             rows += made
             good += [at] * len(made)
-        table = captured_table(rows, self.fields)
-        return Decoded(table, np.array(good, np.int64), errors)
+        return Decoded(captured_table(rows, self.fields), np.array(good, np.int64), errors)
 
     def read(self, one: Field, value: Any, schema: Mapping[str, Any] | None) -> Any:
         """Read the value of a field, of which ``value`` may be a mapping of one member, or none.
@@ -157,7 +173,8 @@ class _Record:
         transaction = payload.get("transaction")
         if isinstance(transaction, Mapping):
             name, total = transaction.get("id"), transaction.get("total_order")
-            if isinstance(name, str) and isinstance(total, int) and 0 <= total < 1 << 62:
+            known = isinstance(name, str) and not isinstance(total, bool)
+            if known and isinstance(total, int) and 0 <= total < 1 << 62:
                 envelope.transaction, envelope.total = name, total
         return envelope
 

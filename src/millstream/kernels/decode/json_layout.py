@@ -27,7 +27,7 @@ _END = re.compile(_SPACE + rb"\}")
 
 
 @dataclass(frozen=True)
-class Member:
+class JsonMember:
     """A member of the object. ``before`` is all from the end of the value before it to the start of its own.
 
     Quotes belong to what is around a value, not to the value.
@@ -42,7 +42,7 @@ class Member:
 class Layout:
     """The members of an object in their order, and what follows the last value."""
 
-    members: tuple[Member, ...]
+    members: tuple[JsonMember, ...]
     after: bytes
 
     @cached_property
@@ -53,7 +53,7 @@ class Layout:
 
 def layout_of(value: bytes) -> Layout | None:
     """Give the layout of an object; None if it has members within members, lists, nulls, escapes or a key twice."""
-    members: list[Member] = []
+    members: list[JsonMember] = []
     if not value.startswith(b"{"):
         return None
     at, start = 1, 0
@@ -61,7 +61,7 @@ def layout_of(value: bytes) -> Layout | None:
         kind: Kind = next(k for k in ("text", "number", "truth") if found[k] is not None)
         quote = kind == "text"
         key = found["key"][1:-1].decode(errors="replace")
-        members.append(Member(key, kind, value[start : found.start(kind) + quote]))
+        members.append(JsonMember(key, kind, value[start : found.start(kind) + quote]))
         start = found.end() - quote
         comma = _COMMA.match(value, found.end())
         if comma is None:

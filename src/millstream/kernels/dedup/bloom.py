@@ -21,7 +21,7 @@ import numpy as np
 from millstream.kernels.arrays import Bools, UInt64s
 from millstream.kernels.state.keyhash import Hashes, mix
 
-_WORD_BITS = 64
+WORD_BITS = 64
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class BloomShape:
         assert 0 < rate < 1, rate
         hashes = max(1, round(-math.log2(rate)))
         bits = bits_for(ids, rate, hashes)
-        return cls(-(-math.ceil(bits) // _WORD_BITS) * _WORD_BITS, hashes)
+        return cls(-(-math.ceil(bits) // WORD_BITS) * WORD_BITS, hashes)
 
     @property
     def size_bytes(self) -> int:
@@ -49,7 +49,7 @@ class BloomShape:
         return rate_of(self.bits, self.hashes, ids)
 
     def empty(self) -> UInt64s:
-        return np.zeros(self.bits // _WORD_BITS, np.uint64)
+        return np.zeros(self.bits // WORD_BITS, np.uint64)
 
     def contains(self, words: UInt64s, hashes: Hashes) -> Bools:
         """Return for each hash whether all of its bits are set. Cost: a few reads per hash."""

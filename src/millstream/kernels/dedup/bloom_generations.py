@@ -22,16 +22,17 @@ full); Shtul et al., "Age-Partitioned Bloom Filters", 2020 (a generation more th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
 from millstream.kernels.arrays import Bools, UInt64s
-from millstream.kernels.dedup.bloom import BloomShape, combined_rate
+from millstream.kernels.dedup.bloom import WORD_BITS, BloomShape, combined_rate
 from millstream.kernels.dedup.event_ids import EventIds, SearchRanges, by_time_slot
 from millstream.kernels.frames import HASH
+from millstream.kernels.operator import NOT_DEFINING
 from millstream.kernels.state.keyhash import Hashes
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.sorted_runs import EACH_ROW, Run, SortedRuns, every_row
@@ -46,14 +47,21 @@ _MOVES = 16  # in so many goes a filter is filled
 class BloomRule:
     """Generations of ``rotate_us``; a filter takes ``ids`` at the false-positive rate ``rate``.
 
-    ``ids`` and ``rate`` are those of one filter, in one bucket. ``exact_check``: what the filters
-    have is looked up in an exact store, so that no event is lost.
+    ``ids`` and ``rate`` are those of one filter, in one of ``buckets`` (0: whatever their number). ``exact_check``: what
+    the filters have is looked up in an exact store, so that no event is lost.
     """
 
     rotate_us: int
     ids: int
     rate: float
     exact_check: bool
+    buckets: int = field(default=0, metadata=NOT_DEFINING)
+
+    def in_buckets(self, count: int) -> BloomRule:
+        """Return the rule where the ids are divided among another number of buckets, after a rescale."""
+        if self.buckets in (0, count):
+            return self
+        return replace(self, ids=-(-self.ids * self.buckets // count), buckets=count)
 
     @property
     def shape(self) -> BloomShape:
@@ -104,7 +112,7 @@ class BloomGenerations:
             held |= _among(recent, hashes)
         for run in self._filters.slots.get(start, ()):
             asked = np.ones(len(hashes), np.bool_) if run.share is None else run.share.has(hashes)
-            held[asked] |= self._shape.contains(self._words(run), hashes[asked])
+            held[asked] |= self._shape_of(run).contains(self._words(run), hashes[asked])
         return held
 
     def add(self, events: EventIds, watermark_us: int) -> tuple[int, ...]:
@@ -135,7 +143,7 @@ class BloomGenerations:
     def _fill(self, start: int, hashes: Hashes) -> Hashes:
         """Put as many ids into the generation's newest filter as it takes; give what is left."""
         runs = self._filters.slots.setdefault(start, [])
-        if not runs or runs[-1].share is not None or runs[-1].events >= self._rule.ids:
+        if not runs or not self._takes_more(runs[-1]):
             words, old, ids = self._shape.empty(), None, 0
         else:
             old = runs.pop()
@@ -149,13 +157,22 @@ class BloomGenerations:
             self._filters.store.drop(old)
         return rest
 
+    def _takes_more(self, run: Run) -> bool:
+        """Return whether a filter has room, and is this bucket's own, of the size of new ones."""
+        own = run.share is None and self._shape_of(run) == self._shape
+        return own and run.events < self._rule.ids
+
+    def _shape_of(self, run: Run) -> BloomShape:
+        """Return the shape of a filter, which another number of buckets may have made."""
+        return BloomShape(run.stored_rows * WORD_BITS, self._shape.hashes)
+
     def false_positive_rate(self) -> float:
         """Return the probability, as it stands, that an event is taken for a repeat and is none.
 
         It is that of an event which asks every generation there is; recent ids add nothing to it.
         """
         runs = (run for runs in self._filters.slots.values() for run in runs)
-        return combined_rate(self._shape.rate(run.events) for run in runs)
+        return combined_rate(self._shape_of(run).rate(run.events) for run in runs)
 
     def _recent_of(self, start: int) -> Iterator[Hashes]:
         for rows in self._recent.scan(start):

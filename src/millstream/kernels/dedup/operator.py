@@ -120,7 +120,7 @@ class Dedup(PassThroughOperator):
     ) -> OperatorResult:
         """Emit the rows that are no repeats, and hold their ids; let go of what is past."""
         result = OperatorResult(counts=Counter())
-        memory = self._seen_ids(state)
+        memory = self._seen_ids(state, context.bucket_count)
         ledgers = [StateLedger(self.name, runs) for runs in memory.counted_runs()]
         if tables := inputs.get(0, ()):
             arrivals = in_arrival_order(tables)
@@ -139,11 +139,12 @@ class Dedup(PassThroughOperator):
             result.gauges[FALSE_POSITIVE_RATE] = memory.false_positive_rate()
         return result
 
-    def _seen_ids(self, state: OperatorState) -> SeenIds:
+    def _seen_ids(self, state: OperatorState, bucket_count: int) -> SeenIds:
         kept = KeptIds(state.runs(_KEPT, EACH_ROW), self.within_us, self.lateness_us)
         if self.bloom is None:
             return kept
-        generations = BloomGenerations(self.bloom, state, self.within_us, self.lateness_us)
+        rule = self.bloom.in_buckets(bucket_count)
+        generations = BloomGenerations(rule, state, self.within_us, self.lateness_us)
         return CheckedIds(generations, kept) if self.bloom.exact_check else generations
 
     def _with_id(self, rows: pl.DataFrame | None) -> int:

@@ -37,6 +37,7 @@ from millstream.kernels.joins.join_input import null_keys
 from millstream.kernels.operator import BatchContext, OperatorResult
 from millstream.kernels.state.arrangement import nothing_owed
 from millstream.kernels.state.hash_order import sorted_distinct
+from millstream.kernels.state.layout import StateLayout
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.timed_arrangement import TimedArrangement
@@ -62,6 +63,10 @@ class SignedIntervalJoin(IntervalJoin):
             asked_us = span_us + own_us if self.keeps[1 - number] else 0
             found.append(max(own_us, self.waits_us[number], asked_us))
         return found[0], found[1]
+
+    @property
+    def layout(self) -> StateLayout:
+        return StateLayout()
 
     def _taken(self, rows: pl.DataFrame, number: int) -> pl.DataFrame:
         return with_weight(self.inputs[number].project(rows, (TIME, DIFF, SPLIT, WATERMARK_SEEN)))

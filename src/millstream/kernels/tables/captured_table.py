@@ -53,12 +53,17 @@ from millstream.kernels.state.keyed_rows import KeyedRows
 from millstream.kernels.state.keyhash import Hashes, hash_columns
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
+from millstream.kernels.tables.plain_changes import (
+    CAUSES,
+    GONE,
+    OFFSET_BITS,
+    SPOILT,
+    TRUNCATED,
+    PlainChanges,
+)
 from millstream.kernels.tables.waiting_changes import COMMIT, NEW, PLACE, WaitingChanges
 
-_SPOILT = "__spoilt"  # Boolean: a record of the key could not be read since, so unavailable values are not known
-_GONE, _TRUNCATED = "gone", "truncated"
 _FAMILY = "rows"
-_CAUSES = (TIME, ORDER, COMMIT, PLACE)
 _PASSED = (SPLIT, WATERMARK_SEEN, ARRIVED)
 NO_ROW = "and there is no row to keep it from"
 OUTDATED = "and the record before it could not be read, so the row may have another"
@@ -125,7 +130,16 @@ class CapturedTable(OperatorBase):
             result.counts.update(held=count - result.counts["duplicate"])
             return result
         order = (COMMIT, PLACE, ORDER, rows[KIND] == "upsert")  # behind what carries over to it
-        batch = _CapturedBatch(self, state, rows.sort(order, maintain_order=True), context)
+        rows = rows.sort(order, maintain_order=True)
+        rows = rows.hstack([pl.Series(HASH, hash_columns(rows, self.key, context.seed))])
+        if (
+            not self.versions
+            and PlainChanges.may_be(rows)
+            and self._apply_plain(state, rows, result)
+        ):
+            result.counts.update(held=count - result.counts["duplicate"])
+            return result
+        batch = _CapturedBatch(self, state, rows)
         batch.apply()
         result.rows, result.failed = batch.output(), batch.failed()
         dead = sum(batch.is_new(at) for at in batch.dead)
@@ -139,6 +153,21 @@ class CapturedTable(OperatorBase):
             }
         )
         return result
+
+    def _apply_plain(
+        self, state: OperatorState, rows: pl.DataFrame, result: OperatorResult
+    ) -> bool:
+        """Apply rows at once; return whether that could be done."""
+        kept = KeyedRows(state, _FAMILY, ROWS)
+        held = held_of(kept, state, rows)
+        names = tuple(name for name, _ in self.columns)
+        changes = PlainChanges(
+            self.name, self.key, names, rows, held, state.values, self.transactions
+        )
+        if not changes.is_plain():
+            return False
+        result.rows = changes.apply(kept)
+        return True
 
     def _due(
         self,
@@ -160,6 +189,14 @@ class CapturedTable(OperatorBase):
         return came.drop(TRANSACTION, TOTAL).with_columns(
             none.alias(COMMIT), none.alias(PLACE), pl.lit(value=True).alias(NEW)
         )
+
+
+def held_of(kept: KeyedRows, state: OperatorState, rows: pl.DataFrame) -> pl.DataFrame | None:
+    """Return the rows of state that share a hash with these, and the one that was deleted last."""
+    hashes = rows[HASH].to_numpy()
+    if GONE in state.values:
+        hashes = np.append(hashes, np.uint64(state.values[GONE]))
+    return kept.get(sorted_distinct(hashes))
 
 
 @dataclass
@@ -187,7 +224,6 @@ class _CapturedBatch:
     table: CapturedTable
     state: OperatorState
     rows: pl.DataFrame
-    context: BatchContext
     entries: dict[int, _Entry] = field(default_factory=dict)
     dead: dict[int, str] = field(default_factory=dict)
     emitting: dict[int, None] = field(default_factory=dict)
@@ -200,12 +236,8 @@ class _CapturedBatch:
     def __post_init__(self) -> None:
         self.kept = KeyedRows(self.state, _FAMILY, ROWS)
         self.ledger = StateLedger(self.table.name, (self.kept.runs,))
-        self.truncated: Version = tuple(self.state.values.get(_TRUNCATED, (-2, -2, -2)))
+        self.truncated: Version = tuple(self.state.values.get(TRUNCATED, (-2, -2, -2)))
         self.carried: tuple[int, _Entry | None] | None = None
-        seed = self.context.seed
-        self.rows = self.rows.hstack(
-            [pl.Series(HASH, hash_columns(self.rows, self.table.key, seed))]
-        )
         self.held = self._held()
         tables = [self.held, self.rows] if self.held is not None else [self.rows]
         self.every = pl.concat(tables, how="diagonal")
@@ -220,15 +252,12 @@ class _CapturedBatch:
         """Return the rows of state that the batch may touch: all of them, if there is a truncate."""
         if (self.rows[KIND] == "truncate").any():
             return self.kept.scan()
-        hashes = self.rows[HASH].to_numpy()
-        if _GONE in self.state.values:
-            hashes = np.append(hashes, np.uint64(self.state.values[_GONE]))
-        return self.kept.get(sorted_distinct(hashes))
+        return held_of(self.kept, self.state, self.rows)
 
     def _begin(self) -> None:
         if self.held is None:
             return
-        flags = zip(self.held[_SPOILT].to_list(), self.held[DELETED].to_list(), strict=True)
+        flags = zip(self.held[SPOILT].to_list(), self.held[DELETED].to_list(), strict=True)
         for at, (spoilt, deleted) in enumerate(flags):
             entry = _Entry(at, at, self.versions[at], spoilt=spoilt, deleted=deleted)
             self.entries[self.numbers[at]] = entry
@@ -278,7 +307,7 @@ class _CapturedBatch:
 
     def _check_partition(self, at: int, entry: _Entry) -> None:
         """Make sure that all rows of a key are in one partition, so that offsets order them."""
-        if self.versions[at][2] >> _OFFSET_BITS == entry.version[2] >> _OFFSET_BITS:
+        if self.versions[at][2] >> OFFSET_BITS == entry.version[2] >> OFFSET_BITS:
             return
         values = ", ".join(repr(self.every[name][at]) for name in self.table.key)
         raise UserCodeError(
@@ -349,7 +378,7 @@ class _CapturedBatch:
                 if not entry.deleted:
                     self._emit(at, replace(entry, cause=at), goes=True)
         self.truncated = max(self.truncated, version)
-        self.state.values[_TRUNCATED] = list(self.truncated)
+        self.state.values[TRUNCATED] = list(self.truncated)
 
     def _emit(self, at: int, entry: _Entry, *, goes: bool) -> None:
         if self.table.versions:
@@ -413,9 +442,9 @@ class _CapturedBatch:
                 places = np.array([entry.place(name) for entry in entries], np.int64)
             columns.append(_taken(self.every[name], places))
         causes = np.array([entry.cause for entry in entries], np.int64)
-        columns += [_taken(self.every[name], causes) for name in _CAUSES]
+        columns += [_taken(self.every[name], causes) for name in CAUSES]
         columns.append(_taken(self.every[HASH], values))
-        columns.append(pl.Series(_SPOILT, [entry.spoilt for entry in entries], pl.Boolean))
+        columns.append(pl.Series(SPOILT, [entry.spoilt for entry in entries], pl.Boolean))
         columns.append(pl.Series(DELETED, [entry.deleted for entry in entries], pl.Boolean))
         return pl.DataFrame(columns)
 
@@ -425,9 +454,9 @@ class _CapturedBatch:
             self.ledger.check()
             return
         hash_of = dict(zip(self.numbers, self.every[HASH].to_list(), strict=True))
-        self.state.values.pop(_GONE, None)
+        self.state.values.pop(GONE, None)
         if self.last_deleted is not None:
-            self.state.values[_GONE] = hash_of[self.last_deleted]
+            self.state.values[GONE] = hash_of[self.last_deleted]
         touched = {hash_of[key] for key in self.touched}
         hashes = np.array(sorted(touched), np.uint64)
         kept = [entry for key, entry in self.entries.items() if hash_of[key] in touched]
@@ -440,7 +469,6 @@ class _CapturedBatch:
 
 
 _VERSION = (COMMIT, PLACE, ORDER)
-_OFFSET_BITS = 40
 
 
 def _taken(column: pl.Series, places: Int64s) -> pl.Series:

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -78,8 +78,10 @@ class Transactions(OperatorBase):
         if not number:
             return Prepared(rows[["status", "id", "counts", ORDER]], counts={"held": rows.height})
         # Of a record that became several rows, one stands for it: those that are not extra, or have no other.
+        # What is outside of transactions and changes nothing, as a tombstone, is waited for by nobody.
         own = ~rows[EXTRA] | rows[KIND].is_in(["mark", "spoil"])
-        kept = rows.filter(own)[[ORDER, TRANSACTION, TOTAL]]
+        idle = (rows[KIND] == "mark") & rows[TRANSACTION].is_null()
+        kept = rows.filter(own & ~idle)[[ORDER, TRANSACTION, TOTAL]]
         counts = {"held": kept.height, "filtered": rows.height - kept.height}
         return Prepared(kept, counts=counts)
 
@@ -248,33 +250,27 @@ class _TransactionBatch:
 
     def read_records(self, table: int, rows: pl.DataFrame) -> None:
         """Count the records of a table, and note their runs."""
-        order = rows[ORDER].to_numpy()
-        names = rows[TRANSACTION].to_list()
-        applied = self._applied([name for name in names if name is not None])
-        columns = zip(
-            names,
-            rows[TOTAL].to_list(),
-            partition_in(order).tolist(),
-            offset_in(order).tolist(),
-            strict=True,
-        )
-        for name, total, partition, offset in columns:
-            if name in applied:
+        stretches = _stretches(rows)
+        applied = self._applied([one.name for one in stretches if one.name is not None])
+        for name, total, count, partition, end in stretches:
+            if name is not None and name in applied:
                 self._check_counted(name, str(table), applied[name])
                 self.dropped[name] = None
                 continue
             if name is not None:
-                self._count(name, str(table), total)
+                self._count(name, str(table), total, count)
+            last = total + count - 1 if name is not None else 0
             runs = self.runs.setdefault(f"{table}/{partition}", [])
             if runs and runs[-1][0] == name and runs[-1][3] is None:
-                runs[-1][1:3] = [max(total or 0, runs[-1][1]), offset + 1]
+                runs[-1][1:3] = [max(last, runs[-1][1]), end]
             else:
-                runs.append([name, total or 0, offset + 1, None])
+                runs.append([name, last, end, None])
 
-    def _count(self, name: str, table: str, total: int) -> None:
+    def _count(self, name: str, table: str, total: int, count: int) -> None:
         known = self.counts.setdefault(name, {"seen": [], "n": {}})
-        if _add_place(known["seen"], total):
-            known["n"][table] = known["n"].get(table, 0) + 1
+        new = _add_places(known["seen"], total, count)
+        if new:
+            known["n"][table] = known["n"].get(table, 0) + new
 
     # ── what follows ────────────────────────────────────────────────────────────────────────
 
@@ -339,6 +335,50 @@ class _TransactionBatch:
         total: int | None = None,
     ) -> None:
         self.decisions.append((table, transaction, partition, floor, commit, total, 0))
+
+
+class _Stretch(NamedTuple):
+    """Records of one transaction, or outside of any, whose places in it follow one another, up to an offset."""
+
+    name: str | None
+    total: int
+    records: int
+    partition: int
+    end: int
+
+
+def _stretches(rows: pl.DataFrame) -> list[_Stretch]:
+    """Divide records, in the order of the log, into stretches."""
+    if not rows.height:
+        return []
+    order = rows[ORDER].to_numpy()
+    partitions, offsets = partition_in(order), offset_in(order)
+    totals = rows[TOTAL].fill_null(0).to_numpy()
+    runs = rows[TRANSACTION].rle_id().to_numpy()
+    inside = rows[TRANSACTION].is_not_null().to_numpy()
+    same = (runs[1:] == runs[:-1]) & (partitions[1:] == partitions[:-1])
+    same &= ~inside[1:] | (totals[1:] == totals[:-1] + 1)
+    starts = np.flatnonzero(np.concatenate([[True], ~same]))
+    ends = np.append(starts[1:], rows.height)
+    columns = (
+        rows[TRANSACTION][starts].to_list(),
+        totals[starts].tolist(),
+        (ends - starts).tolist(),
+        partitions[starts].tolist(),
+        (offsets[ends - 1] + 1).tolist(),
+    )
+    return [_Stretch(*values) for values in zip(*columns, strict=True)]
+
+
+def _add_places(runs: list[list[int]], first: int, count: int) -> int:
+    """Add places that follow one another; return how many of them are new."""
+    if runs and runs[-1][1] == first:  # as almost always
+        runs[-1][1] = first + count
+        return count
+    if not runs or first > runs[-1][1]:
+        runs.append([first, first + count])
+        return count
+    return sum(_add_place(runs, place) for place in range(first, first + count))
 
 
 def _add_place(runs: list[list[int]], place: int) -> bool:

@@ -112,25 +112,32 @@ class _Decisions:
         """Divide rows into those that are due, with their versions, and the others."""
         if rows is None:
             return None, None
-        commits: list[int | None] = []
-        places: list[int | None] = []
-        totals = rows[TOTAL].to_list()
-        offsets = offset_in(rows[ORDER].to_numpy()).tolist()
-        partitions = rows[_PARTITION].to_list()
-        for at, name in enumerate(rows[TRANSACTION].to_list()):
-            if name is not None:
-                commits.append(self.commits.get(name))
-                places.append(totals[at])
-                continue
-            floors = self.floors.get(partitions[at], ())
-            above = next((one for one in floors if one[0] > offsets[at]), None)
-            commits.append(None if above is None else above[1])
-            places.append(None if above is None else above[2])
-        versioned = rows.with_columns(
-            pl.Series(COMMIT, commits, pl.Int64), pl.Series(PLACE, places, pl.Int64)
+        named = rows[TRANSACTION].replace_strict(
+            list(self.commits), list(self.commits.values()), default=None, return_dtype=pl.Int64
         )
+        places = rows[TOTAL].zip_with(named.is_not_null(), pl.Series([None], dtype=pl.Int64))
+        commits, places = self._of_floors(rows, named, places)
+        versioned = rows.with_columns(commits.alias(COMMIT), places.alias(PLACE))
         due = versioned[COMMIT].is_not_null()
         return versioned.filter(due), versioned.filter(~due)
+
+    def _of_floors(
+        self, rows: pl.DataFrame, commits: pl.Series, places: pl.Series
+    ) -> tuple[pl.Series, pl.Series]:
+        """Add the versions of rows outside of transactions."""
+        alone = rows[TRANSACTION].is_null().arg_true().to_list()
+        if not alone:
+            return commits, places
+        offsets = offset_in(rows[ORDER].to_numpy())
+        found, values = [], []
+        for at in alone:
+            floors = self.floors.get(rows[_PARTITION][at], ())
+            above = next((one for one in floors if one[0] > offsets[at]), None)
+            if above is not None:
+                found.append(at)
+                values.append(above[1:])
+        commits = commits.scatter(found, [commit for commit, _ in values])
+        return commits, places.scatter(found, [place for _, place in values])
 
 
 def _marked(rows: pl.DataFrame | None, *, new: bool) -> pl.DataFrame | None:

@@ -4,6 +4,9 @@ import itertools
 import json
 import random
 import sqlite3
+import subprocess
+import sys
+import time
 
 import pytest
 from applied_model import KEY, TABLES, ModelDatabase, topic_of, write
@@ -147,3 +150,26 @@ def test_a_copy_made_from_compacted_topics_is_the_source(tmp_path, seed, partiti
         path = tmp_path / "copy.db"
         applier(tmp_path, path).run(until="caught-up")
         assert check(database, path) == database.number
+
+
+def test_a_capture_behind_a_broker_is_applied(tmp_path):
+    ready = tmp_path / "ready"
+    options = ("--listen", "127.0.0.1:0", "--ready-file", str(ready))
+    broker = subprocess.Popen(
+        [sys.executable, "-m", "millstream", "broker", tmp_path / "log", *options]
+    )
+    try:
+        until = time.monotonic() + 120
+        while not ready.exists():
+            assert broker.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        url, database = f"kafka://{ready.read_text().strip()}", ModelDatabase(2)
+        with connect(url) as log:
+            for _ in range(2):
+                write(log, [database.unit() for _ in range(10)], partitions=3)
+                applier(url, tmp_path / "copy.db").run(until="caught-up")
+                assert check(database, tmp_path / "copy.db") == database.number
+    finally:
+        broker.kill()
+        broker.wait()
