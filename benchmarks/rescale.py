@@ -48,7 +48,6 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 WINDOWS = 24
 BATCH_KEYS = 20_000
 LOAD_ROWS = 2_000_000
-BATCHES = 15
 
 
 @dataclass
@@ -200,7 +199,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, object]:
         keys = load(app, options.gib)
         loaded = {"load_s": time.monotonic() - began, "load_cpu_s": tree_cpu_s() - cpu_s}
         loaded["state_gib"] = sum(app.files.values()) / 2**30
-        before, manifests = small_batches(app, keys, BATCHES), app.named_bytes
+        before, manifests = small_batches(app, keys, options.batches), app.named_bytes
     result: dict[str, object] = {"keys": keys * WINDOWS, **loaded}
     result["before"] = summary(before) | {"manifest_kib": manifests / 1024}
     if options.fresh:
@@ -214,7 +213,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, object]:
             dice = np.random.default_rng(0)
             app.batch(dice.integers(0, keys, BATCH_KEYS), dice.integers(0, WINDOWS, BATCH_KEYS))
     with app.run():
-        later = small_batches(app, keys, BATCHES)
+        later = small_batches(app, keys, options.batches)
         result["until the first batch"] = vars(ready)
         result["first commit"] = vars(first[0])
         result["after"] = summary(later) | {"manifest_kib": app.named_bytes / 1024}
@@ -237,6 +236,7 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=10)
     parser.add_argument("--before", type=int, default=4)
     parser.add_argument("--after", type=int, default=16)
+    parser.add_argument("--batches", type=int, default=15)
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--folder", type=Path, default=None)
     options = parser.parse_args()

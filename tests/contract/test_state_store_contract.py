@@ -18,6 +18,9 @@ import pytest
 
 from millstream.errors import ConfigError, CorruptionError, FencedError
 from millstream.views.schema import Fence, ViewChange, ViewSchema
+from millstream.views.sink import RunStart
+from millstream.views.state_store.program import StoredProgram
+from millstream.views.state_store.program_tables import RunProgram
 from millstream.views.store_location import open_state_store, parse_state_store
 
 COUNTS = ViewSchema("counts", (("word", "str"), ("n", "int")), ("word",))
@@ -112,6 +115,26 @@ def test_a_second_driver_fences_the_first(place):
         first.store.is_next(Fence("app", "main", 1, 1))
     assert second.commit(1, [counts(a=2)])
     assert place.open(readonly=True).scan("counts").rows() == [("a", 2)]
+
+
+def test_the_state_is_replaced_as_a_whole_and_by_the_newest_run_alone(place):
+    store = place.open()
+    program = StoredProgram(2, {}, {}, [], 0, {"bucket_count": 2})
+    beginning = RunProgram(program, {}, "2026-01-01T00:00:00Z")
+    number, _ = store.begin_run("app", "main", "checkpoint", beginning)
+    state = {(0, 0): b"a", (0, 1): b"b", (1, 1): b"c"}
+    store.commit(Fence("app", "main", number, 0), [], position={}, status={}, state=state)
+    start = RunStart("app", "main", number, "checkpoint")
+    made = {(0, 0): b"x", (0, 1): b"b", (0, 2): b"z"}
+    store.replace_state(start, made, {"bucket_count": 3})
+    read = place.open(readonly=True)
+    assert read.state_manifests("app", "main") == made
+    assert read.program("app", "main").partitioning == {"bucket_count": 3}
+    store.begin_run("app", "main", "checkpoint")
+    with pytest.raises(FencedError, match="was replaced by run 2"):
+        store.replace_state(start, {}, {"bucket_count": 1})
+    assert read.state_manifests("app", "main") == made
+    assert read.program("app", "main").partitioning == {"bucket_count": 3}
 
 
 def test_drivers_that_begin_at_once_get_numbers_of_their_own(place):
@@ -234,6 +257,9 @@ from pathlib import Path
 import polars as pl
 from millstream.views.schema import Fence, ViewChange, ViewSchema
 from millstream.views.state_store.store import StateStore
+from millstream.views.sink import RunStart
+from millstream.views.state_store.program import StoredProgram
+from millstream.views.state_store.program_tables import RunProgram
 from millstream.views.store_location import open_state_store, parse_state_store
 
 text, point = sys.argv[1:]

@@ -59,7 +59,7 @@ def computed(query, tables):
 def test_a_plan_maintains_what_its_query_computes(seed, tmp_path):
     drawn = PlanDraw(seed)
     result = drawn.draw()
-    dice = random.Random(f"input of {seed}")
+    dice, rescales = random.Random(f"input of {seed}"), random.Random(f"rescales of {seed}")
     tables = {name: {} for name in BASES}
     plan = drawn.app.plan(Buckets(drawn.app.buckets, dice.getrandbits(63)))
     engine = KernelEngine(plan, tmp_path / "views.db", dict.fromkeys(BASES, 3), dice)
@@ -77,6 +77,8 @@ def test_a_plan_maintains_what_its_query_computes(seed, tmp_path):
                     engine._crash(committer, batch_id, ends, point)
                     opened.close()
                     committer = engine._begin(opened)
+                if rescales.random() < 0.2:
+                    engine.rescale(rescales.choice([1, 2, 3, 7]))
                 engine._commit(committer, batch_id, engine._batch(ends))
                 batch_id += 1
             with SqliteStateStore(tmp_path / "views.db", readonly=True) as store:
