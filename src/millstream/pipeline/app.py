@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,7 @@ from millstream.kernels.time.watermarks import WatermarkRule
 from millstream.object_store.address import StateUrl, is_url, parse_state_url
 from millstream.pipeline.avro import AvroSchema
 from millstream.pipeline.captured import CapturedTopic, captured_topic
-from millstream.pipeline.checks import check_time, checked_on_error, declared_at
+from millstream.pipeline.checks import at_least_one, check_time, checked_on_error, declared_at
 from millstream.pipeline.compiler import compile_plan
 from millstream.pipeline.debezium import (
     Envelope,
@@ -35,7 +34,7 @@ from millstream.pipeline.debezium import (
 from millstream.pipeline.declaration import AppDeclaration
 from millstream.pipeline.expressions import Column, as_expression, names_given
 from millstream.pipeline.graph import DataFrameNode, GraphNode, OperatorNode, Output
-from millstream.pipeline.progress_table import ProgressTable
+from millstream.pipeline.progress_table import ProgressTable, both, shown_on
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.spark_extra import spark_extra
@@ -394,10 +393,9 @@ class App(AppDeclaration):
         master: str | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> SparkSession:
-        """Start Spark as the app needs it, and return the session: make the DataFrames that the app
-        is to read with it. ``cores``, ``master`` and ``settings`` are as for :meth:`run`.
+        """Start Spark as the app needs it, until the process ends, and return the session.
 
-        Spark runs until the process ends.
+        Make the DataFrames that the app is to read with it. ``cores``, ``master`` and ``settings`` are as for :meth:`run`.
         """
         with spark_extra():
             from millstream.spark.runtime.session import start_session  # noqa: PLC0415 - loads pyspark
@@ -462,9 +460,8 @@ class App(AppDeclaration):
                 f"The app {self.name!r} has no view and no other output. End a stream with "
                 ".view(name), .to(topic), .dataset(path) or .foreach(function)."
             )
-        plan = compile_plan(
-            self.name, self.outputs, buckets or Buckets(self.buckets), self.on_error
-        )
+        buckets = buckets or Buckets(self.buckets)
+        plan = compile_plan(self.name, self.outputs, buckets, self.on_error)
         if not plan.sources and not plan.frames:
             raise ConfigError(
                 f"The app {self.name!r} reads no topic, and a batch begins with records of one. Read one, or "
@@ -486,11 +483,8 @@ class App(AppDeclaration):
             clicks = ms.panels.Measure("Click rate", "clicked", per="shown", unit="percent")
             app.dashboard(ms.panels.Lines("Click rate per minute", "ad_ctr", (clicks,)))
         """
-        views = {
-            output.name: [name for name, _ in output.schema]
-            for output in self.outputs
-            if output.spec == ViewSinkSpec()
-        }
+        own = [output for output in self.outputs if output.spec == ViewSinkSpec()]
+        views = {output.name: [name for name, _ in output.schema] for output in own}
         for panel in panels:
             check_panel(panel, views)
         self.panels = panels
@@ -574,59 +568,31 @@ class App(AppDeclaration):
         options = RunOptions(
             until=until if callable(until) else choose("run's until", until, UNTIL_OPTIONS),
             timeout_s=None if timeout is None else to_us(timeout, what="run's timeout") / 1e6,
-            count=None if count is None else _at_least_one(count, "run's count"),
+            count=None if count is None else at_least_one(count, "run's count"),
             on_progress=on_progress if alarm is None else alarm.wrap(on_progress),
             cores=cores,
             master=master,
-            rows_per_batch=_at_least_one(rows_per_batch, "run's rows_per_batch"),
+            rows_per_batch=at_least_one(rows_per_batch, "run's rows_per_batch"),
             settings=dict(settings or {}),
             same_expressions=same_expressions,
             dead_max=self.dead_max,
             on_alarm=on_alarm,
         )
         with ExitStack() as stack:
-            stream = _shown_on(show=show, by_default=on_progress is None)
+            stream = shown_on(show=show, by_default=on_progress is None)
             if stream is not None:
                 live = stack.enter_context(ProgressTable(stream))
                 options = replace(
                     options,
-                    on_progress=_both(live.show, options.on_progress),
+                    on_progress=both(live.show, options.on_progress),
                     on_phase=live.phase,
                     on_notice=live.note,
                 )
             stop_request = stop_request_file(self.folder.absolute())
             stack.enter_context(Followers(self.log, self.followed, stop_request))
             report = run_job(self.job(), options)
-        with suppress(
-            RetriableError
-        ):  # another process owns the folder: dead letters wait in the view
+        with suppress(RetriableError):  # another process owns the folder: they wait in the view
             relay(self.log, self.name, self._state_folder, self._store_address)
         if alarm is None:
             return report
         return replace(report, alarms=(*alarm.messages, *report.alarms))
-
-
-def _shown_on(*, show: bool | TextIO | None, by_default: bool) -> TextIO | None:
-    """Return where progress is shown: nowhere, on standard error, or on a stream of the caller's."""
-    if show is None:
-        show = by_default and sys.stderr.isatty()
-    if isinstance(show, bool):
-        return sys.stderr if show else None
-    return show
-
-
-def _both(
-    first: Callable[[Progress], None], second: Callable[[Progress], None] | None
-) -> Callable[[Progress], None]:
-    def call(progress: Progress) -> None:
-        first(progress)
-        if second is not None:
-            second(progress)
-
-    return call
-
-
-def _at_least_one(count: int, what: str) -> int:
-    if count < 1:
-        raise ConfigError(f"{what} is {count}. Give 1 or more.")
-    return count

@@ -191,3 +191,14 @@ def column_names(expressions: Sequence[pl.Expr]) -> str:
     """Name the columns that expressions read."""
     roots = dict.fromkeys(name for e in expressions for name in e.meta.root_names())
     return ", ".join(roots)
+
+
+def at_least_one(count: int, what: str) -> int:
+    """Return a count.
+
+    Raises:
+        ConfigError: it is less than one.
+    """
+    if count < 1:
+        raise ConfigError(f"{what} is {count}. Give 1 or more.")
+    return count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -154,3 +155,25 @@ def _bytes(size_bytes: int) -> str:
             break
         size, unit = size / 1024, larger
     return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+
+
+def shown_on(*, show: bool | TextIO | None, by_default: bool) -> TextIO | None:
+    """Return where progress is shown: nowhere, on standard error, or on a stream of the caller's."""
+    if show is None:
+        show = by_default and sys.stderr.isatty()
+    if isinstance(show, bool):
+        return sys.stderr if show else None
+    return show
+
+
+def both(
+    first: Callable[[Progress], None], second: Callable[[Progress], None] | None
+) -> Callable[[Progress], None]:
+    """Return what calls one, and then the other if there is one."""
+
+    def call(progress: Progress) -> None:
+        first(progress)
+        if second is not None:
+            second(progress)
+
+    return call
