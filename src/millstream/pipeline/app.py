@@ -362,12 +362,19 @@ class App(AppDeclaration):
             view: A view, opened with ``ms.view("prices", app="shop")``; of this log, another one, or a database.
             name: The table's name in ledger and errors; by default ``view`` and the view's.
 
-        While the app runs, the view's changes are copied into a topic of its log, ``<app>.view.<other app>.<view>``,
-        each once and in order; the table is that topic's, so a replay gives the same. At the start of a run all
-        that the view has by then is there. The key is the view's. Lists and structs are JSON text.
+        While the app runs, the view's changes are copied into a topic of its log, ``<app>.view.<other app>.<view>``, once
+        and in the order of the view; the table is that topic's. So what the app saw is in its log, and
+        a replay gives the same. At the start of a run all that the view has by then is there. A view that was created
+        again, or has forgotten changes that were not copied yet, is compared with the topic as a whole.
+        The key is the view's. Lists and structs are JSON text, as they are in views.
 
         Raises:
             ConfigError: it is a view of this app, or has no key. When it runs: the view was given other columns.
+
+        Example::
+
+            prices = app.view_table(ms.view("prices", app="shop"))
+            orders.lookup(prices, on="item").view("orders_with_prices", key="id")
         """
         made = build_view_table(self, view, name)
         if made.topic.name in self.topics:
@@ -386,10 +393,9 @@ class App(AppDeclaration):
         master: str | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> SparkSession:
-        """Start Spark as the app needs it, and return the session: make the DataFrames that the app
-        is to read with it. ``cores``, ``master`` and ``settings`` are as for :meth:`run`.
+        """Start Spark as the app needs it, until the process ends, and return the session.
 
-        Spark runs until the process ends.
+        Make the DataFrames that the app is to read with it. ``cores``, ``master`` and ``settings`` are as for :meth:`run`.
         """
         with spark_extra():
             from millstream.spark.runtime.session import start_session  # noqa: PLC0415 - loads pyspark
@@ -454,9 +460,8 @@ class App(AppDeclaration):
                 f"The app {self.name!r} has no view and no other output. End a stream with "
                 ".view(name), .to(topic), .dataset(path) or .foreach(function)."
             )
-        plan = compile_plan(
-            self.name, self.outputs, buckets or Buckets(self.buckets), self.on_error
-        )
+        buckets = buckets or Buckets(self.buckets)
+        plan = compile_plan(self.name, self.outputs, buckets, self.on_error)
         if not plan.sources and not plan.frames:
             raise ConfigError(
                 f"The app {self.name!r} reads no topic, and a batch begins with records of one. Read one, or "
@@ -478,11 +483,8 @@ class App(AppDeclaration):
             clicks = ms.panels.Measure("Click rate", "clicked", per="shown", unit="percent")
             app.dashboard(ms.panels.Lines("Click rate per minute", "ad_ctr", (clicks,)))
         """
-        views = {
-            output.name: [name for name, _ in output.schema]
-            for output in self.outputs
-            if output.spec == ViewSinkSpec()
-        }
+        own = [output for output in self.outputs if output.spec == ViewSinkSpec()]
+        views = {output.name: [name for name, _ in output.schema] for output in own}
         for panel in panels:
             check_panel(panel, views)
         self.panels = panels
@@ -589,9 +591,7 @@ class App(AppDeclaration):
             stop_request = stop_request_file(self.folder.absolute())
             stack.enter_context(Followers(self.log, self.followed, stop_request))
             report = run_job(self.job(), options)
-        with suppress(
-            RetriableError
-        ):  # another process owns the folder: dead letters wait in the view
+        with suppress(RetriableError):  # another process owns the folder: they wait in the view
             relay(self.log, self.name, self._state_folder, self._store_address)
         if alarm is None:
             return report

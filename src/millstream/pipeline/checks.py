@@ -194,7 +194,11 @@ def column_names(expressions: Sequence[pl.Expr]) -> str:
 
 
 def at_least_one(count: int, what: str) -> int:
-    """Return a count that is at least 1, or refuse it."""
+    """Return a count.
+
+    Raises:
+        ConfigError: it is less than one.
+    """
     if count < 1:
         raise ConfigError(f"{what} is {count}. Give 1 or more.")
     return count

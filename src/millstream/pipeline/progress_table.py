@@ -169,7 +169,7 @@ def shown_on(*, show: bool | TextIO | None, by_default: bool) -> TextIO | None:
 def both(
     first: Callable[[Progress], None], second: Callable[[Progress], None] | None
 ) -> Callable[[Progress], None]:
-    """Return a function that calls both, the second only if there is one."""
+    """Return what calls one, and then the other if there is one."""
 
     def call(progress: Progress) -> None:
         first(progress)

@@ -226,10 +226,6 @@ class Walk:
             self.history.append(changes)
         self.rows = rows
 
-    def measure(self, _progress: object) -> SourceLag:
-        """Say nothing: it is asked every five seconds, which only a slow run lasts."""
-        return SourceLag()
-
     def check(self) -> None:
         """Do nothing: it can be captured."""
 
