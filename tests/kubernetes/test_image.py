@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pytest
 from image import Container
@@ -22,6 +25,24 @@ class Containers(Services):
     def command(self, name, *words):
         folders = (self.folder, ROOT / "examples" / "containers")
         return self._container.command(*words, folders=folders, env=self.variables(name))
+
+    def stop(self, process):
+        """Send SIGTERM to the service itself: buildah, which waits for it, passes no signal on."""
+        for pid in descendants(process.pid):
+            with suppress(OSError):
+                if b"/app/.venv/bin/millstream" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGTERM)
+                    return
+
+
+def descendants(pid):
+    """Yield the processes that a process has started, and those that these have, nearest first."""
+    for child in Path(f"/proc/{pid}/task").glob("*/children"):
+        found = [int(each) for each in child.read_text().split()]
+        yield from found
+        for each in found:
+            with suppress(OSError):
+                yield from descendants(each)
 
 
 @pytest.fixture

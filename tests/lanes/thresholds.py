@@ -103,7 +103,7 @@ LOWERED: dict[str, dict[str, float]] = {
     },
     "spark.stages.executor": {"DRIVER_BYTES_MAX": 1},
     "views.state_store.sqlite_upsert": {"_COMPARED_ROWS": 1, "_PART_ROWS": 2},
-    "views.sinks.dataset": {"_BEGINNING_BYTES": 1, "_NAME_BYTES_MAX": 34},
+    "views.sinks.dataset_files": {"_BEGINNING_BYTES": 1, "_NAME_BYTES_MAX": 34},
     "views.dead_letters": {"SLICE_ROWS": 2},
     "views.postgres.view_table": {"_ENTRY_BYTES_MAX": 200},  # room for the beginnings of four texts
     "views.sinks.postgres": {"_SLICE_ROWS": 2},

@@ -91,11 +91,15 @@ class Services:
         process = subprocess.Popen(command, stdout=out, stderr=out, env=self.environment(name))
 
         def end():
-            process.terminate()
+            self.stop(process)
             process.wait()
 
         self.opened.callback(end)
         return process, said
+
+    def stop(self, process):
+        """Ask a service to end, as `docker compose stop` does."""
+        process.terminate()
 
     def produce(self, line):
         """Append records as docs/cluster.md says."""
@@ -147,7 +151,7 @@ def check_services(services):
         view = f"{url}/views/clicks_by_minute"
         wait_for(lambda: sum(counts(view).values()) == len(clicks), page, output)
         assert counts(view) == {"7": 2, "8": 1}
-        pipeline.terminate()  # as `docker compose stop` does
+        services.stop(pipeline)
         assert pipeline.wait(WAIT_S) == 0
 
 

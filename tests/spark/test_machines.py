@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -208,9 +208,9 @@ def stopped(process):
 
 @dataclass
 class Faults:
-    """Faults of S3, by the number of the request; the first upload begins a time in which nobody reaches it."""
+    """Faults of S3, by the number of requests of a kind; the first upload begins a time in which nobody reaches it."""
 
-    number: itertools.count = field(default_factory=lambda: itertools.count(1))
+    numbers: dict = field(default_factory=lambda: defaultdict(lambda: itertools.count(1)))
     cut_until: float = 0.0
     seen: Counter = field(default_factory=Counter)
 
@@ -218,7 +218,11 @@ class Faults:
         now = time.monotonic()
         if not self.cut_until and method == "PUT":
             self.cut_until = now + CUT_S
-        fault = Fault("silence") if now < self.cut_until else self.of(next(self.number), method)
+        fault = (
+            Fault("silence")
+            if now < self.cut_until
+            else self.of(next(self.numbers[method]), method)
+        )
         if fault is not None:
             self.seen["cut off" if now < self.cut_until else fault.kind] += 1
         return fault

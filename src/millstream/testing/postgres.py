@@ -133,6 +133,10 @@ class PostgresServer:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
+        # A child that still dies holds the shared memory, and the next server would not start.
+        end = time.monotonic() + _START_S
+        while any(map(_is_alive, children)) and time.monotonic() < end:
+            time.sleep(0.01)
         with contextlib.suppress(FileNotFoundError):
             (self.folder / "data" / "postmaster.pid").unlink()
 
@@ -145,8 +149,9 @@ class PostgresServer:
             "max_connections": "50",
             **self._settings,
         }
+        had = self.port
         for _ in range(3):  # another program may take the port between the look and the start
-            self.port = self.port or free_ports(1)[0]
+            self.port = had or free_ports(1)[0]
             options = [f"-c{name}={value}" for name, value in settings.items()]
             with (self.folder / "server.log").open("wb") as log:
                 self._process = subprocess.Popen(  # noqa: S603 - the system's own program
@@ -163,7 +168,6 @@ class PostgresServer:
                 )
             if self._is_listening(self._process):
                 return
-            self.port = 0
         output = (self.folder / "server.log").read_text(errors="replace")
         raise EnvironmentProblem(f"The PostgreSQL server did not start: {output[-2000:]}")
 
@@ -206,6 +210,14 @@ class PostgresServer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _is_alive(pid: str) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
 
 
 def _account() -> pwd.struct_passwd | None:

@@ -12,6 +12,7 @@ import millstream as ms
 from millstream import testing
 from millstream.capture.envelope import CaptureTopics
 from millstream.capture.group_reader import GroupReader
+from millstream.capture.lag import SourceLag
 from millstream.capture.run import Capture
 from millstream.capture.units import CaptureUnit, TableChange, TableDefinition
 from millstream.capture.writer import CaptureWriter
@@ -225,11 +226,18 @@ class Walk:
             self.history.append(changes)
         self.rows = rows
 
+    def measure(self, _progress: object) -> SourceLag:
+        """Say nothing: it is asked every five seconds, which only a slow run lasts."""
+        return SourceLag()
+
     def check(self) -> None:
         """Do nothing: it can be captured."""
 
     def acknowledge(self, progress: dict) -> None:
         """Do nothing: the history is kept."""
+
+    def measure(self, progress: dict) -> SourceLag:
+        return SourceLag(bytes_behind=len(self.history) - progress["at"])
 
     def units(self, progress: dict | None) -> Iterator[CaptureUnit]:
         start = 0 if progress is None else progress["at"]

@@ -302,7 +302,10 @@ class PostgresApplyTarget:
         if self._types is None:
             self._types = read_types(self._session)
         found = self._columns(table)
-        return [(name, self._types.reader(found[name][0])) for name in table.types]
+        return [
+            (name, int if kind.kind == "uint64" else self._types.reader(found[name][0]))
+            for name, kind in table.columns
+        ]
 
     # ── errors ──────────────────────────────────────────────────────────────────────────────
 

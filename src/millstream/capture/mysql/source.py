@@ -19,6 +19,7 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from millstream.capture.lag import SourceLag
 from millstream.capture.mysql.address import MariaDbAddress
@@ -46,7 +47,7 @@ from millstream.capture.mysql.snapshot import (
 from millstream.capture.mysql.statements import TableEffect, table_effects
 from millstream.capture.mysql.table_map import TableMap
 from millstream.capture.mysql.table_schema import read_schema
-from millstream.capture.mysql.table_tracker import TableTracker
+from millstream.capture.mysql.table_tracker import TableTracker, definition_columns
 from millstream.capture.mysql.transactions import BinlogTransaction, TransactionReader
 from millstream.capture.signals import RereadRequest
 from millstream.capture.table_patterns import TablePatterns
@@ -301,15 +302,17 @@ class _Run:
         yield from self._transactions(chunk.position)
         if self._tracker.state(database, table) is not state:
             return  # a transaction before it has altered the table: it is read again
-        yield self._chunk_unit(chunk)
+        yield self._chunk_unit(chunk, first=state.get("after") is None)
 
-    def _chunk_unit(self, chunk: SnapshotChunk) -> CaptureUnit:
+    def _chunk_unit(self, chunk: SnapshotChunk, *, first: bool) -> CaptureUnit:
+        """Return a chunk. Before the first rows of a table is what the table is."""
         schema = chunk.schema
-        self._tracker.chunk_read(schema.database, schema.table, chunk.last_key)
-        contents: Iterator[UnitContent] = (
-            TableChange(schema.database, schema.table, "r", schema.key, None, row)
-            for row in chunk.rows
-        )
+        name = (schema.database, schema.table)
+        columns = definition_columns(schema)
+        defined = [TableDefinition(*name, columns, schema.key)] if first else []
+        self._tracker.chunk_read(*name, chunk.last_key)
+        rows = (TableChange(*name, "r", schema.key, None, row) for row in chunk.rows)
+        contents: Iterator[UnitContent] = chain(defined, rows)
         # A table may be read twice at one place: it was left out for a while.
         last = "-".join(chunk.last_key or ["end"])
         position = f"{chunk.position}/{schema.name}/{last}+{secrets.token_hex(4)}"

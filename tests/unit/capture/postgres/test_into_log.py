@@ -139,7 +139,7 @@ def start_capture(shop, folder, *options):
 
 def capture_all(shop, folder):
     process = start_capture(shop, folder, "--until", "caught-up")
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     return out
 

@@ -136,6 +136,8 @@ def test_a_snapshot_pauses_for_the_changes_of_meanwhile_and_reads_all_rows(table
             break
     units.close()
     source.close()
+    # What was written last may not have been in the WAL's stream yet.
+    replica.follow(table.source(), done=lambda: replica.tables["t"][(1,)]["n"] == 12)
     kinds = [kind for kind, _, contents in replica.units if contents]
     first, last = kinds.index("snapshot"), len(kinds) - kinds[::-1].index("snapshot")
     assert "transaction" in kinds[first:last]

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import polars as pl
 import pytest
 
-from millstream.errors import FencedError, StagedRowsLostError
+from millstream.errors import FencedError, RetriableError, StagedRowsLostError
 from millstream.kernels.frames import DIFF
 from millstream.kernels.plan import JobPlan, SinkPlan, ViewSinkSpec
 from millstream.kernels.state.keyhash import Buckets
@@ -205,6 +205,24 @@ def test_staged_rows_that_a_server_has_lost_are_missed(place):
             committer.commit(batch_id, BatchResult(staged={"out": staged}), {})
     assert place.rows() == {}
     assert commit_staged(committer, batch_id, place.sink, table(row("a")))
+
+
+def test_a_server_that_crashes_loses_what_was_staged_and_nothing_else(place, postgres_server):
+    committer, batch_id = place.job()
+    assert commit_staged(committer, batch_id, place.sink, table(row("before")))
+    staged = stage(committer, batch_id + 1, place.sink, table(row("a"), row("b")))
+    postgres_server.kill()
+    postgres_server.start()
+    if not place.inside:  # a store of the app's own waits for its server
+        with pytest.raises(RetriableError):
+            committer.commit(batch_id + 1, BatchResult(staged={"out": staged}), {})
+    with pytest.raises(StagedRowsLostError, match="2 of the rows that tasks had staged"):
+        committer.commit(batch_id + 1, BatchResult(staged={"out": staged}), {})
+    given = {"out": table(row("a"), row("b"))}
+    assert committer.commit(batch_id + 1, BatchResult(rows=given), {})
+    place.opened.close()
+    place.reader = None
+    assert {key for key, _ in place.rows()} == {"before", "a", "b"}
 
 
 def test_a_copy_that_hangs_holds_no_commit_up_and_its_table_goes_with_the_next_run(place):
