@@ -13,6 +13,7 @@ import click
 from millstream.capture.apply.run import ApplyStatus
 from millstream.capture.apply.run import apply as apply_of
 from millstream.cli.signals import wait_for_stop_signal
+from millstream.client.default_log import DEFAULT_FOLDER, LOG_VARIABLE
 
 _SHOW_S = 1.0
 
@@ -30,8 +31,10 @@ _SHOW_S = 1.0
 )
 @click.option(
     "--log",
-    default="./data",
+    default=DEFAULT_FOLDER,
     show_default=True,
+    envvar=LOG_VARIABLE,
+    show_envvar=True,
     metavar="LOG",
     help="The log that the capture writes to: a folder, or kafka://HOST:PORT.",
 )

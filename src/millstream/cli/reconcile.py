@@ -8,6 +8,7 @@ import click
 
 from millstream.capture.apply.reconcile import TableComparison
 from millstream.capture.apply.reconcile import reconcile as reconcile_of
+from millstream.client.default_log import DEFAULT_FOLDER, LOG_VARIABLE
 
 _SHOWN_KEYS = 5
 EXIT_DIFFERENT = 1
@@ -27,8 +28,10 @@ EXIT_DIFFERENT = 1
 )
 @click.option(
     "--log",
-    default="./data",
+    default=DEFAULT_FOLDER,
     show_default=True,
+    envvar=LOG_VARIABLE,
+    show_envvar=True,
     metavar="LOG",
     help="The log that the capture writes to: a folder, or kafka://HOST:PORT.",
 )

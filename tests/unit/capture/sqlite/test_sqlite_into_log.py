@@ -130,16 +130,10 @@ def test_what_is_wrong_is_told_in_one_line(tmp_path):
         assert words in err
 
 
-def test_the_programs_of_the_document_run(tmp_path):
+def test_the_program_of_the_document_runs(tmp_path):
     document = Path(__file__).parents[4] / "docs" / "capture-sqlite.md"
-    programs = re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
-    assert len(programs) == 2
-    for program, said in zip(programs, ("1\n", ""), strict=True):
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert done.stdout == said
+    (program,) = re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "1\n"
