@@ -159,10 +159,15 @@ def check_interrupted_batch(
         or (name, sink) not in now
         or not same(was[name, sink], now[name, sink])
     ]
-    if stored is not None and _partitioning(stored) != _partitioning(beginning.program):
-        differing.append(
-            f"how keys are divided: it was begun with {_partitioning(stored)[0]} buckets"
-        )
+    if stored is not None:
+        # A rescale since then has stored the number that is wanted, which is that of the program.
+        buckets = stored.partitioning.get("state_buckets") or stored.buckets
+        was_divided = buckets, stored.partitioning.get("hash_seed")
+        program = beginning.program
+        if was_divided != (program.buckets, program.partitioning.get("hash_seed")):
+            command = f"millstream rescale {app} --buckets {buckets}"
+            hint = f" (first of all: {command})" if buckets != program.buckets else ""
+            differing.append(f"how keys are divided: it was begun with {buckets} buckets{hint}")
     if stored is not None and stored.given:  # a table that was added is in the definitions
         differing += _other_rows(stored.given, beginning.program.given)
     if differing:
@@ -187,12 +192,6 @@ def _fenced_outputs(outputs: Mapping[OutputSink, OutputCoverage]) -> dict[Output
         for output, one in outputs.items()
         if output[1] not in (STATE_STORE_VIEW, FUNCTION) and one.spans[-1].until is None
     }
-
-
-def _partitioning(program: StoredProgram) -> tuple[int, int | None]:
-    """Return into how many buckets the state is divided, and by which seed."""
-    buckets = program.partitioning.get("state_buckets") or program.buckets
-    return buckets, program.partitioning.get("hash_seed")
 
 
 def _next_boundary(db: Database, app: str, job: str, at: str) -> BatchBoundary:
