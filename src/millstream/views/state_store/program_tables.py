@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, ConflictError
 from millstream.views.coverage import (
     FUNCTION,
     STATE_STORE_VIEW,
@@ -208,17 +208,30 @@ def _same_definition(was: str, now: str, *, same_expressions: bool) -> bool:
 
 
 def update_partitioning(
-    db: Database, app: str, job: str, partitioning: Mapping[str, int], store: StoreName
+    db: Database,
+    app: str,
+    job: str,
+    partitioning: Mapping[str, int],
+    store: StoreName,
+    *,
+    was: Mapping[str, int],
 ) -> None:
-    """Store how a job's work is divided from now on.
+    """Store how a job's work is divided from now on, if it still is as it ``was`` when the caller read it.
 
     Raises:
         ConfigError: there is no such job.
+        ConflictError: it is divided in another way.
     """
     stored = stored_program(db, app, job)
     if stored is None:
         raise ConfigError(
             f"{store.shown} knows no job {job!r} of an app {app!r}. Run the app first."
+        )
+    # What an earlier version stored lacks numbers that were added since, which are 0.
+    if any(stored.partitioning.get(name, 0) != number for name, number in was.items()):
+        raise ConflictError(
+            f"Another process has changed how the state of the app {app!r} in {store.shown} is divided, since this one "
+            "read it. Nothing was changed. Do it again."
         )
     text = replace(stored, partitioning=dict(partitioning)).to_json()
     db.execute("UPDATE _programs SET program = ? WHERE app = ? AND job = ?", (text, app, job))

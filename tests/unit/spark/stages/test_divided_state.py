@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 import millstream as ms
-from millstream.errors import ConfigError, FencedError
+from millstream.errors import ConfigError, ConflictError, FencedError
 from millstream.kernels.state.keyhash import Buckets
 from millstream.object_store.address import parse_state_url
 from millstream.object_store.cached import CachedObjectStore
 from millstream.object_store.client import ObjectClient
 from millstream.object_store.place import StatePlace
+from millstream.spark import rescale as rescaling
 from millstream.spark.frame_files import FrameFiles
 from millstream.spark.job_metadata import JobMetadata, load_job_metadata
 from millstream.spark.rescale import divide_state, rescale
@@ -361,3 +362,38 @@ def test_state_of_the_format_before_is_read(plans, batches, wanted, tmp_path):
     rescale("counts", folder, buckets=7)
     run(plans, batches, folder, BATCHES)
     assert outcome(folder)[0] == wanted
+
+
+def test_what_another_run_has_divided_is_not_divided_again(
+    plans, batches, wanted, tmp_path, monkeypatch
+):
+    run(plans, batches, tmp_path, 2)
+    rescale("counts", tmp_path, buckets=4)
+    read = load_job_metadata("counts", tmp_path / STATE_STORE_FILE)
+    run(plans, batches, tmp_path, 3)
+    with monkeypatch.context() as patch:
+        patch.setitem(globals(), "load_job_metadata", lambda *_: read)  # before that run
+        with pytest.raises(ConflictError, match="Another process has changed how the state"):
+            run(plans, batches, tmp_path, 4)
+    run(plans, batches, tmp_path, BATCHES)
+    assert outcome(tmp_path)[0] == wanted
+
+
+@pytest.mark.parametrize("numbers", [{"buckets": 16}, {"partitions": 1}])
+def test_a_rescale_while_a_run_divides_the_state_is_refused(
+    plans, batches, wanted, tmp_path, monkeypatch, numbers
+):
+    run(plans, batches, tmp_path, 2)
+    rescale("counts", tmp_path, buckets=4)
+    decide = rescaling._wanted
+
+    def late(*given):
+        run(plans, batches, tmp_path, 3)
+        return decide(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rescaling, "_wanted", late)
+        with pytest.raises(ConflictError, match="Another process has changed how the state"):
+            rescale("counts", tmp_path, **numbers)
+    run(plans, batches, tmp_path, BATCHES)
+    assert outcome(tmp_path)[0] == wanted
