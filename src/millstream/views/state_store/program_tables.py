@@ -25,6 +25,8 @@ from millstream.views.sink import RunStart
 from millstream.views.state_store.database import Database, StoreName
 from millstream.views.state_store.program import StoredProgram, check_same_program, same_text
 
+_DIVIDING = ("hash_seed", "bucket_count", "state_buckets")  # what says which bucket has a key
+
 
 @dataclass(frozen=True)
 class RunProgram:
@@ -86,11 +88,11 @@ def check_program(
     check_same_program(
         stored, beginning.program, store.place, same_expressions=beginning.same_expressions
     )
-    was, now = (one.partitioning.get("hash_seed") for one in (stored, beginning.program))
-    if None not in (was, now) and was != now:
+    was, now = stored.partitioning, beginning.program.partitioning
+    if any(was[name] != now[name] for name in _DIVIDING if name in was and name in now):
         raise ConfigError(
-            f"The state of the app {app!r} in {store.shown} was created by another run since this one began, and divides "
-            "the keys in another way. Run the app again."
+            f"The state of the app {app!r} in {store.shown} was created or divided by another process since this run "
+            "began, and the keys are in other buckets. Run the app again."
         )
 
 
