@@ -16,7 +16,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from millstream.errors import ConfigError, CorruptionError, FencedError
+from millstream.errors import ConfigError, ConflictError, CorruptionError, FencedError
 from millstream.views.schema import Fence, ViewChange, ViewSchema
 from millstream.views.sink import RunStart
 from millstream.views.state_store.program import StoredProgram
@@ -126,13 +126,15 @@ def test_the_state_is_replaced_as_a_whole_and_by_the_newest_run_alone(place):
     store.commit(Fence("app", "main", number, 0), [], position={}, status={}, state=state)
     start = RunStart("app", "main", number, "checkpoint")
     made = {(0, 0): b"x", (0, 1): b"b", (0, 2): b"z"}
-    store.replace_state(start, made, {"bucket_count": 3})
+    with pytest.raises(ConflictError, match="Nothing was changed"):
+        store.replace_state(start, {}, {"bucket_count": 3}, was={"bucket_count": 4})
+    store.replace_state(start, made, {"bucket_count": 3}, was={"bucket_count": 2})
     read = place.open(readonly=True)
     assert read.state_manifests("app", "main") == made
     assert read.program("app", "main").partitioning == {"bucket_count": 3}
     store.begin_run("app", "main", "checkpoint")
     with pytest.raises(FencedError, match="was replaced by run 2"):
-        store.replace_state(start, {}, {"bucket_count": 1})
+        store.replace_state(start, {}, {"bucket_count": 1}, was={"bucket_count": 3})
     assert read.state_manifests("app", "main") == made
     assert read.program("app", "main").partitioning == {"bucket_count": 3}
 

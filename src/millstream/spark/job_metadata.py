@@ -96,10 +96,16 @@ def _stored_hash_seed(app: str, location: StoreLocation) -> int | None:
     return None if program is None else program.partitioning.get("hash_seed")
 
 
-def save_job_metadata(app: str, location: StoreLocation, metadata: JobMetadata) -> None:
-    """Store other numbers of buckets and of tasks that share them, for the next run."""
+def save_job_metadata(
+    app: str, location: StoreLocation, metadata: JobMetadata, *, was: JobMetadata
+) -> None:
+    """Store other numbers of buckets and of tasks that share them, for the next run.
+
+    Raises:
+        ConflictError: they are no longer what they ``was``, as a run has begun meanwhile.
+    """
     with open_state_store(location) as state_store:
-        state_store.set_partitioning(app, JOB, metadata.partitioning)
+        state_store.set_partitioning(app, JOB, metadata.partitioning, was=was.partitioning)
 
 
 def load_or_create_checkpoint_id(folder: Path) -> str:

@@ -62,6 +62,7 @@ def rescale(
 
     Raises:
         ConfigError: the app runs, has no state yet, or has fewer buckets.
+        ConflictError: a run that has just begun divides the state.
     Cost: none that grows with the state.
     """
     alive = active_runs(folder)
@@ -73,7 +74,7 @@ def rescale(
     before = _metadata(app, location)
     wanted = _wanted(app, before, partitions, buckets)
     if wanted != before:
-        save_job_metadata(app, location, wanted)  # step 1
+        save_job_metadata(app, location, wanted, was=before)  # step 1
     return RescaleResult(
         app, before.partitions, wanted.partitions, before.bucket_count, wanted.bucket_count
     )
@@ -131,6 +132,7 @@ def divide_state(
     Raises:
         ConfigError: answers of ``enrich`` are there for a batch that was begun and not committed.
         FencedError: a newer run has begun.
+        ConflictError: another run has divided the state since this one read ``metadata``.
     """
     before, after = metadata.state_buckets, metadata.bucket_count
     if not before:
@@ -144,4 +146,4 @@ def divide_state(
     manifests = store.state_manifests(start.app, start.job)
     made = rescale_manifests(plan.stages, manifests, before, after)
     done = replace(metadata, state_buckets=0)
-    store.replace_state(start, made, done.partitioning)  # step 3
+    store.replace_state(start, made, done.partitioning, was=metadata.partitioning)  # step 3

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, ConflictError
 from millstream.views.coverage import (
     FUNCTION,
     STATE_STORE_VIEW,
@@ -24,6 +24,8 @@ from millstream.views.runs.control_files import reset_command
 from millstream.views.sink import RunStart
 from millstream.views.state_store.database import Database, StoreName
 from millstream.views.state_store.program import StoredProgram, check_same_program, same_text
+
+_DIVIDING = ("hash_seed", "bucket_count", "state_buckets")  # what says which bucket has a key
 
 
 @dataclass(frozen=True)
@@ -86,11 +88,11 @@ def check_program(
     check_same_program(
         stored, beginning.program, store.place, same_expressions=beginning.same_expressions
     )
-    was, now = (one.partitioning.get("hash_seed") for one in (stored, beginning.program))
-    if None not in (was, now) and was != now:
+    was, now = stored.partitioning, beginning.program.partitioning
+    if any(was[name] != now[name] for name in _DIVIDING if name in was and name in now):
         raise ConfigError(
-            f"The state of the app {app!r} in {store.shown} was created by another run since this one began, and divides "
-            "the keys in another way. Run the app again."
+            f"The state of the app {app!r} in {store.shown} was created or divided by another process since this run "
+            "began, and the keys are in other buckets. Run the app again."
         )
 
 
@@ -159,10 +161,15 @@ def check_interrupted_batch(
         or (name, sink) not in now
         or not same(was[name, sink], now[name, sink])
     ]
-    if stored is not None and _partitioning(stored) != _partitioning(beginning.program):
-        differing.append(
-            f"how keys are divided: it was begun with {_partitioning(stored)[0]} buckets"
-        )
+    if stored is not None:
+        # A rescale since then has stored the number that is wanted, which is that of the program.
+        buckets = stored.partitioning.get("state_buckets") or stored.buckets
+        was_divided = buckets, stored.partitioning.get("hash_seed")
+        program = beginning.program
+        if was_divided != (program.buckets, program.partitioning.get("hash_seed")):
+            command = f"millstream rescale {app} --buckets {buckets}"
+            hint = f" (first of all: {command})" if buckets != program.buckets else ""
+            differing.append(f"how keys are divided: it was begun with {buckets} buckets{hint}")
     if stored is not None and stored.given:  # a table that was added is in the definitions
         differing += _other_rows(stored.given, beginning.program.given)
     if differing:
@@ -189,12 +196,6 @@ def _fenced_outputs(outputs: Mapping[OutputSink, OutputCoverage]) -> dict[Output
     }
 
 
-def _partitioning(program: StoredProgram) -> tuple[int, int | None]:
-    """Return into how many buckets the state is divided, and by which seed."""
-    buckets = program.partitioning.get("state_buckets") or program.buckets
-    return buckets, program.partitioning.get("hash_seed")
-
-
 def _next_boundary(db: Database, app: str, job: str, at: str) -> BatchBoundary:
     """Return the boundary before the batch that is committed next."""
     row = db.execute(
@@ -209,17 +210,30 @@ def _same_definition(was: str, now: str, *, same_expressions: bool) -> bool:
 
 
 def update_partitioning(
-    db: Database, app: str, job: str, partitioning: Mapping[str, int], store: StoreName
+    db: Database,
+    app: str,
+    job: str,
+    partitioning: Mapping[str, int],
+    store: StoreName,
+    *,
+    was: Mapping[str, int],
 ) -> None:
-    """Store how a job's work is divided from now on.
+    """Store how a job's work is divided from now on, if it still is as it ``was`` when the caller read it.
 
     Raises:
         ConfigError: there is no such job.
+        ConflictError: it is divided in another way.
     """
     stored = stored_program(db, app, job)
     if stored is None:
         raise ConfigError(
             f"{store.shown} knows no job {job!r} of an app {app!r}. Run the app first."
+        )
+    # What an earlier version stored lacks numbers that were added since, which are 0.
+    if any(stored.partitioning.get(name, 0) != number for name, number in was.items()):
+        raise ConflictError(
+            f"Another process has changed how the state of the app {app!r} in {store.shown} is divided, since this one "
+            "read it. Nothing was changed. Do it again."
         )
     text = replace(stored, partitioning=dict(partitioning)).to_json()
     db.execute("UPDATE _programs SET program = ? WHERE app = ? AND job = ?", (text, app, job))

@@ -185,19 +185,26 @@ class StateStore(StateStoreReader):
             )
         )
 
-    def set_partitioning(self, app: str, job: str, partitioning: Mapping[str, int]) -> None:
+    def set_partitioning(
+        self, app: str, job: str, partitioning: Mapping[str, int], *, was: Mapping[str, int]
+    ) -> None:
         """Store how a job's work is divided from now on. Nothing else of its program changes.
 
         Raises:
             ConfigError: There is no such job.
+            ConflictError: It is no longer divided as it ``was``.
         """
-        self._write(lambda db: update_partitioning(db, app, job, partitioning, self.store_name))
+        self._write(
+            lambda db: update_partitioning(db, app, job, partitioning, self.store_name, was=was)
+        )
 
     def replace_state(
         self,
         start: RunStart,
         state: Mapping[tuple[int, int], bytes],
         partitioning: Mapping[str, int],
+        *,
+        was: Mapping[str, int],
     ) -> None:
         """Replace all manifests of a job's state for the run that has begun, and how its work is divided.
 
@@ -205,6 +212,7 @@ class StateStore(StateStoreReader):
 
         Raises:
             FencedError: a newer run has begun.
+            ConflictError: the work is no longer divided as it ``was``, as the manifests were made for.
         """
 
         def replace(db: Database) -> None:
@@ -218,7 +226,7 @@ class StateStore(StateStoreReader):
                     for (stage, bucket), manifest in state.items()
                 ],
             )
-            update_partitioning(db, start.app, start.job, partitioning, self.store_name)
+            update_partitioning(db, start.app, start.job, partitioning, self.store_name, was=was)
 
         self._write(replace)
 

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 import millstream as ms
-from millstream.errors import ConfigError, FencedError
+from millstream.errors import ConfigError, ConflictError, FencedError
 from millstream.kernels.state.keyhash import Buckets
 from millstream.object_store.address import parse_state_url
 from millstream.object_store.cached import CachedObjectStore
 from millstream.object_store.client import ObjectClient
 from millstream.object_store.place import StatePlace
+from millstream.spark import rescale as rescaling
 from millstream.spark.frame_files import FrameFiles
 from millstream.spark.job_metadata import JobMetadata, load_job_metadata
 from millstream.spark.rescale import divide_state, rescale
@@ -30,6 +31,7 @@ from millstream.testing.kernel_engine import KernelEngine
 from millstream.views.commit.committer import collect_results
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.sink import RunStart
+from millstream.views.state_store import program_tables
 from millstream.views.state_store.sqlite_store import SqliteStateStore
 from millstream.views.state_store.store import StateStore
 from millstream.views.store_location import STATE_STORE_FILE
@@ -343,7 +345,7 @@ def test_buckets_that_differ_in_time_are_refused(plans, batches, tmp_path):
         run_number, _ = store.begin_run("counts", "main", "checkpoint")
         start = RunStart("counts", "main", run_number, "checkpoint")
         program = store.program("counts", "main")
-        store.replace_state(start, state, program.partitioning)
+        store.replace_state(start, state, program.partitioning, was=program.partitioning)
     with pytest.raises(ms.CorruptionError, match="differ in 'watermark'"):
         run(plans, batches, folder, 3)
 
@@ -361,3 +363,57 @@ def test_state_of_the_format_before_is_read(plans, batches, wanted, tmp_path):
     rescale("counts", folder, buckets=7)
     run(plans, batches, folder, BATCHES)
     assert outcome(folder)[0] == wanted
+
+
+def test_what_another_run_has_divided_is_not_divided_again(
+    plans, batches, wanted, tmp_path, monkeypatch
+):
+    run(plans, batches, tmp_path, 2)
+    rescale("counts", tmp_path, buckets=4)
+    read = load_job_metadata("counts", tmp_path / STATE_STORE_FILE)
+    run(plans, batches, tmp_path, 3)
+    with monkeypatch.context() as patch:
+        patch.setitem(globals(), "load_job_metadata", lambda *_: read)  # before that run
+        with pytest.raises(ConfigError, match="divided by another process since this run"):
+            run(plans, batches, tmp_path, 4)
+        patch.setattr(program_tables, "_DIVIDING", ())  # it was divided only then
+        with pytest.raises(ConflictError, match="Another process has changed how the state"):
+            run(plans, batches, tmp_path, 4)
+    run(plans, batches, tmp_path, BATCHES)
+    assert outcome(tmp_path)[0] == wanted
+
+
+def test_state_that_was_divided_twice_since_a_run_read_how_is_not_taken_for_its_own(
+    plans, batches, wanted, tmp_path, monkeypatch
+):
+    run(plans, batches, tmp_path, 1)
+    read = load_job_metadata("counts", tmp_path / STATE_STORE_FILE)  # 2 buckets
+    rescale("counts", tmp_path, buckets=4)
+    run(plans, batches, tmp_path, 2)
+    rescale("counts", tmp_path, buckets=2)
+    with monkeypatch.context() as patch:
+        patch.setitem(globals(), "load_job_metadata", lambda *_: read)
+        with pytest.raises(ConfigError, match="divided by another process since this run"):
+            run(plans, batches, tmp_path, 3)
+    run(plans, batches, tmp_path, BATCHES)
+    assert outcome(tmp_path)[0] == wanted
+
+
+@pytest.mark.parametrize("numbers", [{"buckets": 16}, {"partitions": 1}])
+def test_a_rescale_while_a_run_divides_the_state_is_refused(
+    plans, batches, wanted, tmp_path, monkeypatch, numbers
+):
+    run(plans, batches, tmp_path, 2)
+    rescale("counts", tmp_path, buckets=4)
+    decide = rescaling._wanted
+
+    def late(*given):
+        run(plans, batches, tmp_path, 3)
+        return decide(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rescaling, "_wanted", late)
+        with pytest.raises(ConflictError, match="Another process has changed how the state"):
+            rescale("counts", tmp_path, **numbers)
+    run(plans, batches, tmp_path, BATCHES)
+    assert outcome(tmp_path)[0] == wanted

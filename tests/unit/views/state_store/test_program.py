@@ -24,6 +24,8 @@ from millstream.kernels.plan import (
     ViewSinkSpec,
 )
 from millstream.kernels.state.keyhash import Buckets
+from millstream.spark.job_metadata import JobMetadata, load_job_metadata
+from millstream.spark.rescale import rescale
 from millstream.testing.disk import SimulatedCrash
 from millstream.views.commit.committer import BatchResult
 from millstream.views.commit.open_committer import open_committer
@@ -318,7 +320,7 @@ COLUMNS = (("k", pl.String()), ("n", pl.Int64()))
 SHARING = {"hash_seed": 7}
 
 
-def writing(folder, *, meaning="as it was", view="as it was", more=False):
+def writing(folder, *, meaning="as it was", view="as it was", more=False, buckets=1):
     """Make a plan that gives rows to a topic, a dataset, a function and a view."""
     ends = {
         "home": ViewSinkSpec(),
@@ -332,7 +334,7 @@ def writing(folder, *, meaning="as it was", view="as it was", more=False):
         for number, (name, end) in enumerate(ends.items())
     )
     outputs = {**dict.fromkeys(ends, meaning), "home": view, "calls": view}
-    return JobPlan("app", (), (), (), sinks, Buckets(1), program=Program({}, outputs, (), 0))
+    return JobPlan("app", (), (), (), sinks, Buckets(buckets), program=Program({}, outputs, (), 0))
 
 
 def result(made):
@@ -392,6 +394,33 @@ def test_the_first_batch_that_was_begun_is_ended_with_the_same_hashes(tmp_path):
     with pytest.raises(ConfigError, match="how keys are divided"):
         run(tmp_path, writing(tmp_path), partitioning={"hash_seed": 8})
     run(tmp_path, writing(tmp_path), partitioning=SHARING)
+
+
+def test_a_batch_that_was_begun_before_a_rescale_is_ended_in_the_buckets_of_then(tmp_path):
+    folder = tmp_path / "apps" / "app"
+    folder.mkdir(parents=True)
+    created = JobMetadata(4, 2, 2, hash_seed=7)
+    with open_committer(writing(folder, buckets=4), folder / "views.db", folder / "log") as made:
+        made.begin_run("main", "one", partitioning=created.partitioning)
+        made.commit(0, result(writing(folder)), {})
+        made.state_store.commit = dies
+        with pytest.raises(SimulatedCrash):
+            made.commit(1, result(writing(folder)), {})
+    for buckets in (8, 2):
+        rescale("app", folder, buckets=buckets)
+        metadata = load_job_metadata("app", folder / "views.db")
+        divided = writing(folder, buckets=buckets)
+        for _ in range(2):  # one refusal does not divide it
+            with pytest.raises(ConfigError, match=r"batch 1 .*how keys are divided.*--buckets 4\)"):
+                run(folder, divided, partitioning=metadata.partitioning)
+    rescale("app", folder, buckets=4)
+    metadata = load_job_metadata("app", folder / "views.db")
+    with open_committer(writing(folder, buckets=4), folder / "views.db", folder / "log") as made:
+        assert made.begin_run("main", "one", partitioning=metadata.partitioning) == 1
+        made.commit(1, result(writing(folder)), {})
+    rescale("app", folder, buckets=8)
+    metadata = load_job_metadata("app", folder / "views.db")
+    run(folder, writing(folder, buckets=8), partitioning=metadata.partitioning)
 
 
 def test_a_run_that_was_replaced_while_it_began_does_not_keep_its_program(tmp_path, monkeypatch):
