@@ -479,7 +479,7 @@ class Lane:
         if fits and last is not None and last.offset >= start:
             found = next(self.log.read(last.offset, last.offset + 1), None)
             fits = found is not None and last == LastEvent(
-                found.offset, found.stream_id, found.version, found.command_id
+                found.offset, found.stream_id, found.version, str(found.command_id)
             )
         if not fits:
             self.index.clear()
