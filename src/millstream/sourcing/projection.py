@@ -177,7 +177,7 @@ class ProjectionRun:
                     f"projection {self._projection.name!r} has stopped: {self._failure!r}. Correct it, and "
                     "open it again"
                 ) from self._failure
-            if self.positions().get(position.partition, 0) >= position.offset:
+            if self._reached(position.partition) >= position.offset:
                 return
             if time.monotonic() >= until_s:
                 raise RetriableError(
@@ -188,6 +188,14 @@ class ProjectionRun:
                 self.catch_up()
             else:
                 time.sleep(LOOK_AGAIN_S)
+
+    def _reached(self, partition: int) -> int:
+        """Return the next offset of a partition, if it fits the log: a restored one may be far below it."""
+        generation = self._generation
+        with self._target.transaction() as cursor:
+            start, last = self._positions(cursor, generation).get(partition, (0, ""))
+        self._compare(generation, partition, start, last)
+        return start
 
     def positions(self) -> dict[int, int]:
         """Return the next offset of each partition."""
@@ -268,11 +276,7 @@ class ProjectionRun:
         """Apply a batch of events in one transaction; return how many."""
         with self._target.transaction() as cursor:
             start, last = self._positions(cursor, generation).get(partition, (0, ""))
-        if (generation, partition) not in self._compared:
-            fault = self._fault_of(partition, start, last)
-            if fault is not None:
-                raise self._ahead(fault)
-            self._compared.add((generation, partition))
+        self._compare(generation, partition, start, last)
         batch = self._events_from(partition, start)
         if not batch:
             return 0
@@ -305,6 +309,19 @@ class ProjectionRun:
             if not batch:
                 raise
         return batch
+
+    def _compare(self, generation: int, partition: int, start: int, last: str) -> None:
+        """Compare a position with the log, once.
+
+        Raises:
+            ConfigError: the log was restored from an older backup.
+        """
+        if (generation, partition) in self._compared:
+            return
+        fault = self._fault_of(partition, start, last)
+        if fault is not None:
+            raise self._ahead(fault)
+        self._compared.add((generation, partition))
 
     def _fault_of(self, partition: int, start: int, last: str) -> str | None:
         """Compare a position with the log; return what is wrong with it, or None."""
