@@ -439,7 +439,8 @@ class Lane:
         """Keep snapshots, and flush the index. What fails here is made from the log another time."""
         try:
             for stream_id, before in draft.versions_before.items():
-                self.folding.keep_snapshot(stream_id, before, draft.aggregates[stream_id])
+                aggregate = draft.aggregates[stream_id]
+                self.folding.keep_snapshot(stream_id, before, aggregate, self._forgets)
             self.index.flush_if_due()
         except (ConfigError, sqlite3.Error) as error:
             _log.warning("the index of %s/%s: %s", self.log.topic, self.log.partition, error)

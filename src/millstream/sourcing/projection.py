@@ -103,7 +103,7 @@ def _name_of(event: SourcedEvent | RawEvent) -> str:
 
 
 class _Moved(Exception):
-    """Another process has moved the position, or made another generation live."""
+    """Another process has moved the position, or a subject was forgotten: read again."""
 
 
 class ProjectionRun:
@@ -223,6 +223,9 @@ class ProjectionRun:
                 with self._target.transaction() as cursor:
                     names = self._table_names(self._generation)
                     self._projection.forget(subject, ProjectionTables(cursor, names))
+                    # A rebuild that was begun has the subject in clear, and nobody tells it.
+                    known = self._generations(cursor)
+                    self._drop(cursor, {n: one for n, one in known.items() if not one[2]})
                 done = "told to forget"
             else:
                 self._generation = self._find_generation(rebuild=True, anew=True)
@@ -277,11 +280,14 @@ class ProjectionRun:
         with self._target.transaction() as cursor:
             start, last = self._positions(cursor, generation).get(partition, (0, ""))
         self._compare(generation, partition, start, last)
+        forgets = self._store.events.forgets()
         batch = self._events_from(partition, start)
         if not batch:
             return 0
         with self._target.transaction() as cursor:
             self._check_current(cursor, generation, partition, start)
+            if self._store.events.forgets() != forgets:
+                raise _Moved  # what was read may have a subject in clear whom the tables have forgotten
             tables = ProjectionTables(cursor, self._table_names(generation))
             for event in batch:
                 self._projection.apply(event, tables)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,87 @@ def test_a_subject_who_comes_back_is_known_from_then_on_only(
         store.handle("london", Joined("m1", "Ada King", "", 9))
         names = [event.data.name for event in store.history("london")]
     assert names == ["forgotten", "Ada King"]
+
+
+def note_again(event, tables) -> None:
+    note(event, tables)
+
+
+def test_a_rebuild_that_was_begun_before_is_not_continued_with_what_was_forgotten(
+    log: ms.EventLog, tmp_path: Path, monkeypatch
+) -> None:
+    live = ms.Projection("members", COLUMNS, note, forget=erase)
+    other = ms.Projection("members", COLUMNS, note_again, forget=erase)
+    views = tmp_path / "views.db"
+    with open_club(log, tmp_path) as store:
+        store.handle("london", ADA)
+        with store.project(live, views) as view:
+            view.catch_up()
+            with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+                patch.setattr(type(view), "_show", lambda *_: 1 / 0)
+                store.project(other, views, rebuild=True)
+            store.forget("m1", projections=[view])
+            assert view.query("SELECT name FROM members") == [("erased",)]
+        with store.project(other, views, rebuild=True) as view:
+            assert view.query("SELECT name FROM members") == [("forgotten!",)]
+
+
+def test_events_that_were_read_before_are_not_applied_after_forgetting(
+    log: ms.EventLog, tmp_path: Path, monkeypatch
+) -> None:
+    members = ms.Projection("members", COLUMNS, note, forget=erase)
+    views = tmp_path / "views.db"
+    with open_club(log, tmp_path) as store, open_club(log, tmp_path) as other:
+        store.handle("london", ADA)
+        with store.project(members, views) as one, other.project(members, views) as two:
+            read = two._events_from
+
+            def read_slowly(*place):
+                found = read(*place)
+                monkeypatch.undo()
+                store.forget("m1", projections=[one])
+                return found
+
+            monkeypatch.setattr(two, "_events_from", read_slowly)
+            two.catch_up()
+            assert one.query("SELECT name FROM members") == [("forgotten!",)]
+
+
+def test_a_snapshot_of_a_state_from_before_forgetting_is_never_used(
+    log: ms.EventLog, tmp_path: Path, monkeypatch
+) -> None:
+    """It is kept after another process forgot, by one that is killed before it hears of that."""
+    with open_club(log, tmp_path) as one, open_club(log, tmp_path) as two:
+        two.handle("london", ADA)
+        lane = two.lane_of("london")
+        keep = lane._keep
+
+        def keep_late(draft):
+            forgetting = threading.Thread(target=one.forget, args=("m1",))
+            forgetting.start()
+            forgetting.join()
+            keep(draft)
+            lane.index.flush()
+
+        monkeypatch.setattr(lane, "_keep", keep_late)
+        two.handle("london", BOB)
+        with open_club(log, tmp_path) as three:
+            assert three.load("london").state["m1"] == "forgotten <> 7"
+
+
+def test_forgetting_nobody_is_refused_and_empties_nothing(log: ms.EventLog, tmp_path: Path) -> None:
+    def refuse(command, _):
+        raise ms.CommandRejectedError("no")
+
+    options = {"keys": tmp_path / "keys.db", "rejections": "record"}
+    club = ms.Decider(dict, refuse, CLUB.evolve)
+    with EventStore(log, "club", club, event_types(), **options) as store:
+        with pytest.raises(ms.CommandRejectedError):
+            store.handle("london", -30)
+        with pytest.raises(ms.ConfigError, match="nobody"):
+            store.forget([], remove=True)
+    (record,) = log.consumer("club.rejections", follow=False)
+    assert record.json()["command"] == -30
 
 
 def test_another_process_that_had_the_state_in_memory_forgets_too(
