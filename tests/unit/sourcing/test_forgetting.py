@@ -208,6 +208,28 @@ def test_a_lost_key_store_is_said_loudly_and_nothing_else_is_lost(
         assert SECRETS[0] in store.load("paris").state["m1"]
 
 
+def test_an_old_copy_of_the_keys_that_is_used_on_takes_nobody_else_along(
+    log: ms.EventLog, tmp_path: Path
+) -> None:
+    options = {"snapshot_every": None}
+    with open_club(log, tmp_path, **options) as store:
+        store.handle("london", ADA)
+    shutil.copytree(tmp_path / "apart", tmp_path / "backup")
+    with open_club(log, tmp_path, **options) as store:
+        store.handle("london", BOB)
+    shutil.move(tmp_path / "apart", tmp_path / "newest")
+    shutil.move(tmp_path / "backup", tmp_path / "apart")
+    with open_club(log, tmp_path, **options) as store:
+        store.handle("paris", Joined("m3", "Cyd", "", 9))
+        store.forget("m3", remove=True)
+        with pytest.raises(ms.ConfigError, match="it is another one, or an older copy"):
+            store.load("london")
+    shutil.move(tmp_path / "apart", tmp_path / "older")
+    shutil.move(tmp_path / "newest", tmp_path / "apart")
+    with open_club(log, tmp_path, **options) as store:
+        assert store.load("london").state["m2"] == "Bob <bob@example> 8"
+
+
 def test_what_was_sealed_as_one_field_opens_as_no_other(tmp_path: Path) -> None:
     types = event_types()
     from millstream.sourcing.subject_keys import SubjectKeys
