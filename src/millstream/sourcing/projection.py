@@ -210,10 +210,13 @@ class ProjectionRun:
             return [tuple(row) for row in cursor.fetchall()]
 
     def execute(self, statement: str, parameters: tuple[Any, ...] = ()) -> None:
-        """Execute a statement on the live tables, as ``apply`` does, in a transaction of its own."""
+        """Execute a statement on the live tables, as ``apply`` does, in a transaction of its own.
+
+        Raises:
+            FencedError: the projection was rebuilt meanwhile; open it again.
+        """
         with self._target.transaction() as cursor:
-            tables = ProjectionTables(cursor, self._table_names(self._generation))
-            tables.execute(statement, parameters)
+            self._own_tables(cursor).execute(statement, parameters)
 
     def forget(self, subject: str) -> str:
         """Remove what the tables have of a subject whose keys are destroyed; return what was done."""
@@ -221,8 +224,7 @@ class ProjectionRun:
         with self._lock:
             if self._projection.forget is not None:
                 with self._target.transaction() as cursor:
-                    names = self._table_names(self._generation)
-                    self._projection.forget(subject, ProjectionTables(cursor, names))
+                    self._projection.forget(subject, self._own_tables(cursor))
                     # A rebuild that was begun has the subject in clear, and nobody tells it.
                     known = self._generations(cursor)
                     self._drop(cursor, {n: one for n, one in known.items() if not one[2]})
@@ -353,12 +355,25 @@ class ProjectionRun:
     def _check_current(self, cursor: Any, generation: int, partition: int, start: int) -> None:
         known = self._generations(cursor).get(generation)
         if known is None or known[0] != self._code:
-            raise FencedError(
-                f"projection {self._projection.name!r} in {self._target.shown} was rebuilt by other code; "
-                "close this one"
-            )
+            raise self._fenced()
         if self._positions(cursor, generation).get(partition, (0, ""))[0] != start:
             raise _Moved
+
+    def _fenced(self) -> FencedError:
+        return FencedError(
+            f"projection {self._projection.name!r} in {self._target.shown} was rebuilt by other code, "
+            "or anew; close this one, and open it with the code of today"
+        )
+
+    def _own_tables(self, cursor: Any) -> ProjectionTables:
+        """Return the tables of this generation.
+
+        Raises:
+            FencedError: the projection was rebuilt meanwhile.
+        """
+        if self._generation not in self._generations(cursor):
+            raise self._fenced()
+        return ProjectionTables(cursor, self._table_names(self._generation))
 
     # -- generations --------------------------------------------------------------------------
 

@@ -117,6 +117,21 @@ def test_a_rebuild_that_was_begun_before_is_not_continued_with_what_was_forgotte
             assert view.query("SELECT name FROM members") == [("forgotten!",)]
 
 
+def test_a_projection_that_was_rebuilt_elsewhere_says_so_when_it_is_told_to_forget(
+    log: ms.EventLog, tmp_path: Path
+) -> None:
+    members = ms.Projection("members", COLUMNS, note, forget=erase)
+    views = tmp_path / "views.db"
+    with open_club(log, tmp_path) as store, store.project(members, views) as view:
+        store.handle("london", ADA)
+        store.project(members, views, rebuild=True).close()
+        with pytest.raises(ms.FencedError, match="was rebuilt by other code, or anew"):
+            store.forget("m1", projections=[view])
+        with store.project(members, views) as again:
+            store.forget("m1", projections=[again])
+            assert again.query("SELECT name FROM members") == [("erased",)]
+
+
 def test_events_that_were_read_before_are_not_applied_after_forgetting(
     log: ms.EventLog, tmp_path: Path, monkeypatch
 ) -> None:
