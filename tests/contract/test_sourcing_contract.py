@@ -96,6 +96,23 @@ def test_who_only_reads_fences_nobody(log: ms.EventLog, index: Path, tmp_path: P
         assert one.handle("ada", [1]).version == 3
 
 
+def test_a_writer_reads_what_another_store_appended_since(
+    log: ms.EventLog, index: Path, tmp_path: Path
+) -> None:
+    """Behind brokers it is fenced and does not know; what it may not write, it can still read."""
+    with (
+        open_store(log, index=index, partitions=1) as one,
+        open_store(log, index=tmp_path / "other", partitions=1) as two,
+    ):
+        one.handle("pot", [5])
+        two.handle("pot", [7])
+        two.handle("jar", [1])
+        assert one.load("pot").state == Balance(12, 2)
+        assert [event.version for event in one.history("pot")] == [1, 2]
+        assert one.state_at("pot", 2).state == Balance(12, 2)
+        assert one.stream_ids() == ["jar", "pot"]
+
+
 def test_a_projection_is_where_the_command_left_it(log: ms.EventLog, index: Path) -> None:
     payments = ms.Projection("paid", {"payments": "account TEXT, amount INTEGER"}, note)
     with (

@@ -177,13 +177,20 @@ class Folding:
 
     # -- aggregate snapshots ------------------------------------------------------------------
 
-    def keep_snapshot(self, stream_id: str, before: int, aggregate: FoldedStream) -> None:
-        """Keep a snapshot if the aggregate has passed a multiple of ``snapshot_every`` since ``before``."""
+    def keep_snapshot(
+        self, stream_id: str, before: int, aggregate: FoldedStream, forgets: str
+    ) -> None:
+        """Keep a snapshot if the aggregate has passed a multiple of ``snapshot_every`` since ``before``.
+
+        Args:
+            forgets: What :meth:`EventTypes.forgets` was before the aggregate was folded: a subject who was
+                forgotten since may be in its state.
+        """
         if self._every is None or aggregate.version // self._every == before // self._every:
             return
-        self.put_snapshot(stream_id, aggregate)
+        self.put_snapshot(stream_id, aggregate, forgets)
 
-    def put_snapshot(self, stream_id: str, aggregate: FoldedStream) -> None:
+    def put_snapshot(self, stream_id: str, aggregate: FoldedStream, forgets: str) -> None:
         """Keep a snapshot.
 
         Raises:
@@ -196,7 +203,8 @@ class Folding:
                 f"the state of stream {stream_id!r} cannot be written as JSON, for an aggregate snapshot: "
                 f"{error}. Change its type, or open the store without snapshot_every"
             ) from error
-        kept = StoredSnapshot(aggregate.version, aggregate.timestamp_ms, self._code_today(), state)
+        code = self._code_with(forgets)
+        kept = StoredSnapshot(aggregate.version, aggregate.timestamp_ms, code, state)
         self._index.put_snapshot(stream_id, kept)
 
     def _from_snapshot(self, stream_id: str, until: int | None) -> FoldedStream | None:
@@ -214,8 +222,11 @@ class Folding:
         )
 
     def _code_today(self) -> str:
+        return self._code_with(self._events.forgets())
+
+    def _code_with(self, forgets: str) -> str:
         """Name what a snapshot is of: the code, and which subjects were forgotten until then."""
-        return f"{self._code}-{self._events.forgets()}"
+        return f"{self._code}-{forgets}"
 
     def has_snapshot(self, stream_id: str) -> bool:
         """Return whether there is a snapshot by today's code."""

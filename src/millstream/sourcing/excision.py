@@ -34,6 +34,7 @@ from millstream.sourcing.subject_keys import SEALED, SubjectKeys
 
 _REQUEST_BYTES = 8 << 20  # of new values in one request to the owner of the folder
 _NO_KEY = 0  # keys are numbered from 1: the mark of a field that was in clear
+_FORGOTTEN = "forgotten"  # the reason of a refused command that was emptied
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +76,11 @@ def check_subjects(given: str | Sequence[str]) -> tuple[str, ...]:
     """Return the subjects to forget.
 
     Raises:
-        ConfigError: one is no text, or empty.
+        ConfigError: there is none, or one is no text, or empty.
     """
     subjects = (given,) if isinstance(given, str) else tuple(given)
+    if not subjects:
+        raise ConfigError("nobody is to be forgotten; give one subject or more")
     for one in subjects:
         if not isinstance(one, str) or not one:
             raise ConfigError(
@@ -296,7 +299,8 @@ class _Search:
             return {**event, "data": other}
         sealed = any(_mark_of(one) for one in fields.values())
         if kind is not None and event["schema"] < kind.version and not sealed:
-            found.unknown += not personal.keys() <= fields.keys()
+            elsewhere = kind.personal and kind.subject not in fields and self._names(fields)
+            found.unknown += bool(elsewhere) or not personal.keys() <= fields.keys()
         return None
 
     def _without(self, name: str, value: Any, personal: Mapping[str, Any], found: _Found) -> Any:
@@ -314,10 +318,12 @@ class _Search:
 
     def rejection_without(self, rejection: Any, found: _Found) -> Any:
         """Return a refused command without what it was, if it names a subject; else None."""
-        if rejection["command"] is None or not self._names(rejection["command"]):
+        command, reason = rejection["command"], rejection["reason"]
+        done = command is None and reason == _FORGOTTEN
+        if done or not self._names([rejection["stream"], command, reason]):
             return None
         found.clear += 1
-        return {**rejection, "command": None, "reason": "forgotten"}
+        return {**rejection, "command": None, "reason": _FORGOTTEN}
 
     def _names(self, value: Any) -> bool:
         if isinstance(value, dict):

@@ -201,14 +201,14 @@ class Lane:
         """Bring the index up to the end of the partition; return that end."""
         _check_not_deciding()
         with self._lock:
-            self._catch_up()
+            self._catch_up(looks=True)
             return self._end
 
     def current(self, stream_id: str) -> FoldedStream:
         """Return the aggregate of a stream as it is now."""
         _check_not_deciding()
         with self._lock:
-            self._catch_up()
+            self._catch_up(looks=True)
             found = self._cache.get(stream_id)
             if found is not None and is_frozen(found.state):
                 return FoldedStream(found.version, found.state, found.timestamp_ms)
@@ -439,7 +439,8 @@ class Lane:
         """Keep snapshots, and flush the index. What fails here is made from the log another time."""
         try:
             for stream_id, before in draft.versions_before.items():
-                self.folding.keep_snapshot(stream_id, before, draft.aggregates[stream_id])
+                aggregate = draft.aggregates[stream_id]
+                self.folding.keep_snapshot(stream_id, before, aggregate, self._forgets)
             self.index.flush_if_due()
         except (ConfigError, sqlite3.Error) as error:
             _log.warning("the index of %s/%s: %s", self.log.topic, self.log.partition, error)
@@ -454,11 +455,15 @@ class Lane:
             self._cache.clear()
             self.index.drop_snapshots()
 
-    def _catch_up(self) -> None:
+    def _catch_up(self, *, looks: bool = False) -> None:
+        """Read on to the end; with ``looks`` also if only this lane may append, as far as it knows.
+
+        It may have been fenced: its next append notices, and what it reads must not wait for that.
+        """
         self._follow_forgetting()
         if self._end < 0:
             self._check_index()
-        elif self.log.exclusive and self._certain:
+        elif self.log.exclusive and self._certain and not looks:
             return
         end = self.log.bounds()[1]
         run: list[RawEvent] = []
@@ -479,7 +484,7 @@ class Lane:
         if fits and last is not None and last.offset >= start:
             found = next(self.log.read(last.offset, last.offset + 1), None)
             fits = found is not None and last == LastEvent(
-                found.offset, found.stream_id, found.version, found.command_id
+                found.offset, found.stream_id, found.version, str(found.command_id)
             )
         if not fits:
             self.index.clear()

@@ -103,7 +103,7 @@ def _name_of(event: SourcedEvent | RawEvent) -> str:
 
 
 class _Moved(Exception):
-    """Another process has moved the position, or made another generation live."""
+    """Another process has moved the position, or a subject was forgotten: read again."""
 
 
 class ProjectionRun:
@@ -177,7 +177,7 @@ class ProjectionRun:
                     f"projection {self._projection.name!r} has stopped: {self._failure!r}. Correct it, and "
                     "open it again"
                 ) from self._failure
-            if self.positions().get(position.partition, 0) >= position.offset:
+            if self._reached(position.partition) >= position.offset:
                 return
             if time.monotonic() >= until_s:
                 raise RetriableError(
@@ -188,6 +188,14 @@ class ProjectionRun:
                 self.catch_up()
             else:
                 time.sleep(LOOK_AGAIN_S)
+
+    def _reached(self, partition: int) -> int:
+        """Return the next offset of a partition, if it fits the log: a restored one may be far below it."""
+        generation = self._generation
+        with self._target.transaction() as cursor:
+            start, last = self._positions(cursor, generation).get(partition, (0, ""))
+        self._compare(generation, partition, start, last)
+        return start
 
     def positions(self) -> dict[int, int]:
         """Return the next offset of each partition."""
@@ -202,10 +210,13 @@ class ProjectionRun:
             return [tuple(row) for row in cursor.fetchall()]
 
     def execute(self, statement: str, parameters: tuple[Any, ...] = ()) -> None:
-        """Execute a statement on the live tables, as ``apply`` does, in a transaction of its own."""
+        """Execute a statement on the live tables, as ``apply`` does, in a transaction of its own.
+
+        Raises:
+            FencedError: the projection was rebuilt meanwhile; open it again.
+        """
         with self._target.transaction() as cursor:
-            tables = ProjectionTables(cursor, self._table_names(self._generation))
-            tables.execute(statement, parameters)
+            self._own_tables(cursor).execute(statement, parameters)
 
     def forget(self, subject: str) -> str:
         """Remove what the tables have of a subject whose keys are destroyed; return what was done."""
@@ -213,8 +224,10 @@ class ProjectionRun:
         with self._lock:
             if self._projection.forget is not None:
                 with self._target.transaction() as cursor:
-                    names = self._table_names(self._generation)
-                    self._projection.forget(subject, ProjectionTables(cursor, names))
+                    self._projection.forget(subject, self._own_tables(cursor))
+                    # A rebuild that was begun has the subject in clear, and nobody tells it.
+                    known = self._generations(cursor)
+                    self._drop(cursor, {n: one for n, one in known.items() if not one[2]})
                 done = "told to forget"
             else:
                 self._generation = self._find_generation(rebuild=True, anew=True)
@@ -268,16 +281,15 @@ class ProjectionRun:
         """Apply a batch of events in one transaction; return how many."""
         with self._target.transaction() as cursor:
             start, last = self._positions(cursor, generation).get(partition, (0, ""))
-        if (generation, partition) not in self._compared:
-            fault = self._fault_of(partition, start, last)
-            if fault is not None:
-                raise self._ahead(fault)
-            self._compared.add((generation, partition))
+        self._compare(generation, partition, start, last)
+        forgets = self._store.events.forgets()
         batch = self._events_from(partition, start)
         if not batch:
             return 0
         with self._target.transaction() as cursor:
             self._check_current(cursor, generation, partition, start)
+            if self._store.events.forgets() != forgets:
+                raise _Moved  # what was read may have a subject in clear whom the tables have forgotten
             tables = ProjectionTables(cursor, self._table_names(generation))
             for event in batch:
                 self._projection.apply(event, tables)
@@ -306,6 +318,19 @@ class ProjectionRun:
                 raise
         return batch
 
+    def _compare(self, generation: int, partition: int, start: int, last: str) -> None:
+        """Compare a position with the log, once.
+
+        Raises:
+            ConfigError: the log was restored from an older backup.
+        """
+        if (generation, partition) in self._compared:
+            return
+        fault = self._fault_of(partition, start, last)
+        if fault is not None:
+            raise self._ahead(fault)
+        self._compared.add((generation, partition))
+
     def _fault_of(self, partition: int, start: int, last: str) -> str | None:
         """Compare a position with the log; return what is wrong with it, or None."""
         log = self._store.reading(partition).log
@@ -330,12 +355,25 @@ class ProjectionRun:
     def _check_current(self, cursor: Any, generation: int, partition: int, start: int) -> None:
         known = self._generations(cursor).get(generation)
         if known is None or known[0] != self._code:
-            raise FencedError(
-                f"projection {self._projection.name!r} in {self._target.shown} was rebuilt by other code; "
-                "close this one"
-            )
+            raise self._fenced()
         if self._positions(cursor, generation).get(partition, (0, ""))[0] != start:
             raise _Moved
+
+    def _fenced(self) -> FencedError:
+        return FencedError(
+            f"projection {self._projection.name!r} in {self._target.shown} was rebuilt by other code, "
+            "or anew; close this one, and open it with the code of today"
+        )
+
+    def _own_tables(self, cursor: Any) -> ProjectionTables:
+        """Return the tables of this generation.
+
+        Raises:
+            FencedError: the projection was rebuilt meanwhile.
+        """
+        if self._generation not in self._generations(cursor):
+            raise self._fenced()
+        return ProjectionTables(cursor, self._table_names(self._generation))
 
     # -- generations --------------------------------------------------------------------------
 

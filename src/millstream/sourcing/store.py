@@ -211,7 +211,8 @@ class EventStore:
             raise ConfigError(
                 f"expected_version is {expected_version}; give 0 for a new stream, or more"
             )
-        metadata = Metadata(command_id or uuid.uuid4().hex, causation_id, correlation_id, who, why)
+        given = uuid.uuid4().hex if command_id is None else _check_command_id(command_id)
+        metadata = Metadata(given, causation_id, correlation_id, who, why)
         pending = PendingCommand(
             check_stream_id(stream_id),
             command,
@@ -481,6 +482,20 @@ def check_stream_id(stream_id: str) -> str:
             f"the stream id {stream_id!r} is not possible; give a text, such as 'cart-17'"
         )
     return stream_id
+
+
+def _check_command_id(command_id: str) -> str:
+    """Return the id of a command: what is stored is a text, and only a text is found again as what it was.
+
+    Raises:
+        ConfigError: it is no text, or empty.
+    """
+    if not isinstance(command_id, str) or not command_id:
+        raise ConfigError(
+            f"the command id {command_id!r} is not possible; give a text, such as 'deposit-17', or str() of what "
+            "you have, or leave it out"
+        )
+    return command_id
 
 
 def _readable(command: Any) -> Any:

@@ -6,7 +6,8 @@ To forget a subject is to destroy the key. What was sealed with it is then noise
 log, archives, backups. A subject who comes back gets another key.
 
 A forgotten key leaves its number behind. So a number that is not here at all means that this is the wrong file,
-or an old copy of it, which is an error and is never taken for forgetting.
+or an old copy of it, which is an error and is never taken for forgetting. Numbers are random: those of an old copy
+that is used on would be those of other keys if they were counted, and to forget one subject would take another along.
 
 To destroy a key: 1. its bytes are overwritten in the file (``secure_delete``), in a synced transaction. A crash
 before the commit leaves the key, and forgetting is to be repeated; a crash after it leaves no key. 2. The
@@ -30,6 +31,7 @@ from millstream.errors import ConfigError, CorruptionError, EnvironmentProblem
 SEALED = "$sealed"
 _NONCE_BYTES = 12
 _KEY_BYTES = 32
+_NUMBER_BYTES = 7
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS subject_keys (
     number INTEGER PRIMARY KEY AUTOINCREMENT, subject TEXT NOT NULL, secret BLOB);
@@ -198,6 +200,10 @@ class SubjectKeys:
             ).fetchone()
             return found
 
+    def _fresh_number(self) -> int:
+        """Return a number that no copy of this file gives to another key: it is a random one."""
+        return 1 << 56 | int.from_bytes(self._random_bytes(_NUMBER_BYTES))
+
     def _key_for(self, subject: str) -> tuple[int, Any]:
         """Return the key of a subject, made if there is none."""
         with self._lock:
@@ -210,12 +216,10 @@ class SubjectKeys:
                 ).fetchone()
                 if row is None:
                     secret = self._random_bytes(_KEY_BYTES)
-                    cursor = self._db.execute(
-                        "INSERT INTO subject_keys (subject, secret) VALUES (?, ?)",
-                        (subject, secret),
+                    row = self._fresh_number(), secret
+                    self._db.execute(
+                        "INSERT INTO subject_keys VALUES (?, ?, ?)", (row[0], subject, secret)
                     )
-                    assert cursor.lastrowid is not None, "a row was inserted"
-                    row = cursor.lastrowid, secret
             finally:
                 self._db.execute("COMMIT")
         return row[0], _cipher(row[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,102 @@ def test_a_subject_who_comes_back_is_known_from_then_on_only(
     assert names == ["forgotten", "Ada King"]
 
 
+def note_again(event, tables) -> None:
+    note(event, tables)
+
+
+def test_a_rebuild_that_was_begun_before_is_not_continued_with_what_was_forgotten(
+    log: ms.EventLog, tmp_path: Path, monkeypatch
+) -> None:
+    live = ms.Projection("members", COLUMNS, note, forget=erase)
+    other = ms.Projection("members", COLUMNS, note_again, forget=erase)
+    views = tmp_path / "views.db"
+    with open_club(log, tmp_path) as store:
+        store.handle("london", ADA)
+        with store.project(live, views) as view:
+            view.catch_up()
+            with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+                patch.setattr(type(view), "_show", lambda *_: 1 / 0)
+                store.project(other, views, rebuild=True)
+            store.forget("m1", projections=[view])
+            assert view.query("SELECT name FROM members") == [("erased",)]
+        with store.project(other, views, rebuild=True) as view:
+            assert view.query("SELECT name FROM members") == [("forgotten!",)]
+
+
+def test_a_projection_that_was_rebuilt_elsewhere_says_so_when_it_is_told_to_forget(
+    log: ms.EventLog, tmp_path: Path
+) -> None:
+    members = ms.Projection("members", COLUMNS, note, forget=erase)
+    views = tmp_path / "views.db"
+    with open_club(log, tmp_path) as store, store.project(members, views) as view:
+        store.handle("london", ADA)
+        store.project(members, views, rebuild=True).close()
+        with pytest.raises(ms.FencedError, match="was rebuilt by other code, or anew"):
+            store.forget("m1", projections=[view])
+        with store.project(members, views) as again:
+            store.forget("m1", projections=[again])
+            assert again.query("SELECT name FROM members") == [("erased",)]
+
+
+def test_events_that_were_read_before_are_not_applied_after_forgetting(
+    log: ms.EventLog, tmp_path: Path, monkeypatch
+) -> None:
+    members = ms.Projection("members", COLUMNS, note, forget=erase)
+    views = tmp_path / "views.db"
+    with open_club(log, tmp_path) as store, open_club(log, tmp_path) as other:
+        store.handle("london", ADA)
+        with store.project(members, views) as one, other.project(members, views) as two:
+            read = two._events_from
+
+            def read_slowly(*place):
+                found = read(*place)
+                monkeypatch.undo()
+                store.forget("m1", projections=[one])
+                return found
+
+            monkeypatch.setattr(two, "_events_from", read_slowly)
+            two.catch_up()
+            assert one.query("SELECT name FROM members") == [("forgotten!",)]
+
+
+def test_a_snapshot_of_a_state_from_before_forgetting_is_never_used(
+    log: ms.EventLog, tmp_path: Path, monkeypatch
+) -> None:
+    """It is kept after another process forgot, by one that is killed before it hears of that."""
+    with open_club(log, tmp_path) as one, open_club(log, tmp_path) as two:
+        two.handle("london", ADA)
+        lane = two.lane_of("london")
+        keep = lane._keep
+
+        def keep_late(draft):
+            forgetting = threading.Thread(target=one.forget, args=("m1",))
+            forgetting.start()
+            forgetting.join()
+            keep(draft)
+            lane.index.flush()
+
+        monkeypatch.setattr(lane, "_keep", keep_late)
+        two.handle("london", BOB)
+        with open_club(log, tmp_path) as three:
+            assert three.load("london").state["m1"] == "forgotten <> 7"
+
+
+def test_forgetting_nobody_is_refused_and_empties_nothing(log: ms.EventLog, tmp_path: Path) -> None:
+    def refuse(command, _):
+        raise ms.CommandRejectedError("no")
+
+    options = {"keys": tmp_path / "keys.db", "rejections": "record"}
+    club = ms.Decider(dict, refuse, CLUB.evolve)
+    with EventStore(log, "club", club, event_types(), **options) as store:
+        with pytest.raises(ms.CommandRejectedError):
+            store.handle("london", -30)
+        with pytest.raises(ms.ConfigError, match="nobody"):
+            store.forget([], remove=True)
+    (record,) = log.consumer("club.rejections", follow=False)
+    assert record.json()["command"] == -30
+
+
 def test_another_process_that_had_the_state_in_memory_forgets_too(
     log: ms.EventLog, tmp_path: Path
 ) -> None:
@@ -124,6 +221,28 @@ def test_a_lost_key_store_is_said_loudly_and_nothing_else_is_lost(
             store.load("paris")
     with open_club(log, tmp_path) as store:
         assert SECRETS[0] in store.load("paris").state["m1"]
+
+
+def test_an_old_copy_of_the_keys_that_is_used_on_takes_nobody_else_along(
+    log: ms.EventLog, tmp_path: Path
+) -> None:
+    options = {"snapshot_every": None}
+    with open_club(log, tmp_path, **options) as store:
+        store.handle("london", ADA)
+    shutil.copytree(tmp_path / "apart", tmp_path / "backup")
+    with open_club(log, tmp_path, **options) as store:
+        store.handle("london", BOB)
+    shutil.move(tmp_path / "apart", tmp_path / "newest")
+    shutil.move(tmp_path / "backup", tmp_path / "apart")
+    with open_club(log, tmp_path, **options) as store:
+        store.handle("paris", Joined("m3", "Cyd", "", 9))
+        store.forget("m3", remove=True)
+        with pytest.raises(ms.ConfigError, match="it is another one, or an older copy"):
+            store.load("london")
+    shutil.move(tmp_path / "apart", tmp_path / "older")
+    shutil.move(tmp_path / "newest", tmp_path / "apart")
+    with open_club(log, tmp_path, **options) as store:
+        assert store.load("london").state["m2"] == "Bob <bob@example> 8"
 
 
 def test_what_was_sealed_as_one_field_opens_as_no_other(tmp_path: Path) -> None:

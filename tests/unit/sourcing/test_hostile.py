@@ -67,6 +67,29 @@ def test_a_projection_of_a_log_that_was_restored_from_an_older_backup_is_refused
             assert view.query(ALL) == truth(store)
 
 
+def test_waiting_for_ones_own_write_does_not_believe_a_position_of_another_log(
+    tmp_path: Path, into: str, monkeypatch
+) -> None:
+    monkeypatch.setattr(module, "BEHIND_S", 0.05)
+    folder = tmp_path / "log"
+    with ms.connect(folder) as log, open_store(log, partitions=1) as store:
+        store.handle("ada", [5])
+    shutil.copytree(folder, tmp_path / "backup")
+    with ms.connect(folder) as log, open_store(log, partitions=1) as store:
+        store.handle("ada", [7, 7, 7])
+        with store.project(TOTALS, into) as view:
+            view.catch_up()
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "backup", folder)
+    with ms.connect(folder) as log, open_store(log, partitions=1) as store:
+        done = store.handle("bob", [1])
+        with (
+            store.project(TOTALS, into) as view,
+            pytest.raises(ms.ConfigError, match="was restored from an older backup"),
+        ):
+            view.wait_for(done.position)
+
+
 def test_a_rebuild_that_was_begun_on_a_log_that_is_gone_is_begun_again(
     tmp_path: Path, into: str, monkeypatch
 ) -> None:

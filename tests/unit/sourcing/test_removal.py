@@ -175,6 +175,59 @@ def test_recorded_rejections_that_name_the_subject_are_emptied(
     assert files_with(tmp_path, SECRETS[0]) == []
 
 
+def test_a_refused_command_is_emptied_if_only_its_stream_or_the_reason_names_the_subject(
+    log: ms.EventLog, tmp_path: Path
+) -> None:
+    club = ms.Decider(dict, refuse_all, CLUB.evolve)
+    options = {"keys": tmp_path / "apart/keys.db", "rejections": "record"}
+    with EventStore(log, "club", club, event_types(), **options) as store:
+        for stream, reason in (("m1", "full"), ("london", "m1 was here"), ("m2", "full")):
+            with pytest.raises(ms.CommandRejectedError):
+                store.handle(stream, {"name": SECRETS[0], "reason": reason})
+        report = store.forget("m1", remove=True)
+        assert any("2 in clear, in 2 records, removed" in one for one in report.places)
+        again = store.forget("m1", remove=True)
+        assert any("rejections" in one and "0 in clear" in one for one in again.places)
+    commands = [one.json()["command"] for one in log.consumer("club.rejections", follow=False)]
+    assert [one is None for one in commands] == [True, True, False]
+
+
+def refuse_all(command: dict[str, str], _: object) -> list[Joined]:
+    raise ms.CommandRejectedError(command["reason"])
+
+
+@dataclass(frozen=True)
+class Entered:
+    user: str
+    name: str
+
+
+@dataclass(frozen=True)
+class EnteredNow:
+    member: str
+    name: str
+
+
+def test_earlier_versions_whose_subject_has_another_name_are_said(
+    log: ms.EventLog, tmp_path: Path
+) -> None:
+    before = EventTypes()
+    before.register("entered")(Entered)
+    decider = ms.Decider(list, lambda new, _: [new], lambda state, event: [*state, event])
+    with EventStore(log, "club", decider, before) as store:
+        store.handle("london", Entered("m1", SECRETS[0]))
+        store.handle("london", Entered("m2", "Bob"))
+    now = EventTypes()
+    register = now.register("entered", version=2, subject="member", personal={"name": ""})
+    register(EnteredNow)
+    now.upcaster("entered", from_version=1)(
+        lambda old: {"member": old["user"], "name": old["name"]}
+    )
+    with EventStore(log, "club", decider, now, keys=tmp_path / "keys.db") as store:
+        report = store.forget("m1", remove=True)
+    assert any("1 events of earlier versions name a subject" in one for one in report.remaining)
+
+
 @dataclass(frozen=True)
 class JoinedNow:
     member: str

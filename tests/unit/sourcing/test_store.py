@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import threading
+import uuid
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,7 @@ from unit.sourcing.ledger import ACCOUNT, Balance, Paid, event_types, model, ope
 import millstream as ms
 from millstream.errors import VersionConflictError
 from millstream.sourcing import aggregate
+from millstream.sourcing import store as module
 from millstream.sourcing.lane import PendingCommand
 from millstream.sourcing.store import EventStore
 from millstream.sourcing.stored_event import (
@@ -469,6 +471,29 @@ def test_ids_and_deciders_that_are_not_possible_are_refused(log: ms.EventLog) ->
         EventStore(log, "ledger", type("D", (), vars(ACCOUNT)), event_types())
     with pytest.raises(ms.FencedError, match="was closed"):
         store.load("ada")
+
+
+@pytest.mark.parametrize("wrong", ["", 17, b"c", uuid.UUID(int=7)])
+def test_a_command_id_that_would_not_be_found_again_is_refused(store: EventStore, wrong) -> None:
+    """An empty one was none; others are stored as another value than they are looked for."""
+    with pytest.raises(ms.ConfigError, match="command id"):
+        store.handle("ada", [5], command_id=wrong)
+    assert store.load("ada").version == 0
+
+
+def test_an_index_fits_a_log_that_has_a_number_as_a_command_id(
+    log: ms.EventLog, monkeypatch
+) -> None:
+    """Emptied under a store that uses it, it would say that streams have no events."""
+    monkeypatch.setattr(module, "_check_command_id", lambda given: given)  # as it was once
+    with open_store(log, partitions=1) as one:
+        one.handle("ada", [5], command_id=17)
+        one.lane(0).index.flush()
+        one.lane(0)._cache.clear()
+        with open_store(log, partitions=1) as two:
+            assert two.load("ada").version == 1
+            assert one.load("ada").version == 1
+            assert one.handle("ada", [5]).version == 2
 
 
 COMMANDS = st.lists(
