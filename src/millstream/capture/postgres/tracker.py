@@ -303,7 +303,7 @@ class PgTableTracker:
             }
             for one in columns
         )
-        return TableDefinition(schema, table, described, key)
+        return TableDefinition(schema, table, described, key, placed=True)
 
 
 def _digits(column: PgColumn) -> dict[str, int]:
