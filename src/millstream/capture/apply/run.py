@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from millstream.capture.apply.applied_table import RowBatch
+from millstream.capture.apply.applied_table import AppliedTable, RowBatch
 from millstream.capture.apply.batch_writer import BatchWriter
 from millstream.capture.apply.change_stream import ChangeStream, SourceTransaction
 from millstream.capture.apply.target import ApplyTarget
@@ -301,6 +301,10 @@ class ApplySession:
         self.target.commit(state.to_json())
         self.state, self._tables = state, tables
         self._lag_s = (self._run.clock_ms() - last.timestamp_ms) / 1000
+
+    def there(self, table: AppliedTable) -> AppliedTable:
+        """Return a table as the target has it, where it has it: it is altered there with the first row."""
+        return self._tables.get(table.collection, table)
 
     def correct(self, batch: RowBatch) -> None:
         """Write rows that the target should have, and leave it where it is."""
