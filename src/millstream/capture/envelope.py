@@ -193,6 +193,11 @@ class _Unit:
         begun = False
         for content in self.unit.contents:
             if isinstance(content, TableDefinition):
+                # The END gives it its place among the transactions, also where no row goes with it: rows of a table
+                # that was made anew, empty, may have the columns of the one before.
+                if content.placed and not begun:
+                    yield self._border("BEGIN")
+                    begun = True
                 yield self._definition(content)
                 continue
             if isinstance(content, LoggedMessage):

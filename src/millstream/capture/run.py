@@ -222,8 +222,8 @@ class Capture:
             with GroupReader(self.source, None if known is None else known.source) as reader:
                 while not self._stop.is_set():
                     self._refuse_released()
-                    for request in signals.requests():
-                        self._follow(request)
+                    for asked in signals.requests():
+                        self._follow(asked)
                     if reader.wait(_TAKE_S):
                         last = _Last()
                         stored = writer.write(last.noted(reader.group()))
@@ -232,17 +232,23 @@ class Capture:
                             self.source.acknowledge(stored.source)
                         yield self._status(writer, last)
 
-    def _follow(self, request: RereadRequest | ConfigError) -> None:
-        """Have the source follow a signal; one that it cannot follow is told, and passed over."""
+    def _follow(self, asked: list[RereadRequest] | ConfigError) -> None:
+        """Have the source follow a signal; what of it cannot be followed is told, and passed over."""
+        if isinstance(asked, ConfigError):
+            self._on_alarm(str(asked))
+            return
+        possible = [request for request in asked if self._is_possible(request)]
+        for place, request in enumerate(possible, 1):
+            self._asked = request.next_offset
+            self.source.reread(replace(request, last=place == len(possible)))
+
+    def _is_possible(self, request: RereadRequest) -> bool:
         try:
-            if isinstance(request, ConfigError):
-                raise request
             self.source.check_reread(request)
         except ConfigError as error:
             self._on_alarm(str(error))
-            return
-        self._asked = request.next_offset
-        self.source.reread(request)
+            return False
+        return True
 
     def _status(self, writer: CaptureWriter, last: _Last) -> CaptureStatus:
         now = writer.progress

@@ -28,13 +28,31 @@ _LOOK_S = 1.0
 class RereadRequest:
     """A table is to be read again, whole or the rows for which ``where`` is true, an expression of the database's SQL.
 
-    ``next_offset`` is the offset behind its signal.
+    ``next_offset`` is the offset behind its signal. ``last``: no other table of the signal is still to follow.
     """
 
     database: str
     table: str
     where: str
     next_offset: int
+    last: bool = True
+
+    @property
+    def begun(self) -> int:
+        """The offset behind the signals that are begun with this one: a crash must not lose those that follow."""
+        return self.next_offset if self.last else self.next_offset - 1
+
+
+def condition(reading: bool, before: str, where: str) -> str:  # noqa: FBT001 - what a table's state says
+    """Return of which rows a table is to be read, where ``where`` is asked for; empty for all.
+
+    Args:
+        reading: Whether it is not read to its end yet: what was asked for ``before`` is still owed, by all rows
+            where that is empty.
+    """
+    if not reading or before == where:
+        return where
+    return f"({before}) OR ({where})" if before else ""
 
 
 def signal_of(tables: list[str], where: str | None) -> bytes:
@@ -62,8 +80,8 @@ class SignalReader:
     monotonic_s: Callable[[], float]
     _looked_s: float = float("-inf")
 
-    def requests(self) -> Iterator[RereadRequest | ConfigError]:
-        """Yield what has been asked for since the last time, or what is wrong with a signal; looks once a second."""
+    def requests(self) -> Iterator[list[RereadRequest] | ConfigError]:
+        """Yield what each signal since the last time asks for, or what is wrong with it; looks once a second."""
         now_s = self.monotonic_s()
         if now_s - self._looked_s < _LOOK_S:
             return
@@ -80,7 +98,7 @@ class SignalReader:
 
     def _parsed(
         self, value: bytes | None, next_offset: int
-    ) -> Iterator[RereadRequest | ConfigError]:
+    ) -> Iterator[list[RereadRequest] | ConfigError]:
         try:
             signal = json.loads(value or b"")
             if signal["type"] != "execute-snapshot":
@@ -100,4 +118,4 @@ class SignalReader:
                 'Send {"type": "execute-snapshot", "data": {"data-collections": ["schema.table"]}}.'
             )
             return
-        yield from requests
+        yield requests

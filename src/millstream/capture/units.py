@@ -64,7 +64,10 @@ class RowBlock:
 
 @dataclass(frozen=True, slots=True)
 class TableDefinition:
-    """A table is defined, or altered, from here on; ``dropped`` has no columns."""
+    """A table is defined, or altered, from here on; ``dropped`` has no columns.
+
+    ``placed``: the table is so at the place of the unit, whenever that is read; else it is so when the unit is read.
+    """
 
     database: str
     table: str
@@ -73,6 +76,7 @@ class TableDefinition:
     statement: str = ""
     """The DDL, where the source has it."""
     dropped: bool = False
+    placed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

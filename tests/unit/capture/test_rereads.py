@@ -12,6 +12,7 @@ from capture_postgres_servers import Shop, start
 from capture_replica import replayed
 
 import millstream as ms
+from millstream.capture.signals import SignalReader
 from millstream.capture.sqlite.source import SqliteSource
 from millstream.cli.main import run as run_command
 from millstream.errors import ConfigError
@@ -166,3 +167,56 @@ def test_the_command_asks_and_the_next_run_follows(tmp_path, capsys):
     assert [value["op"] for value in values(shop)] == ["r", "r"]
     assert run_command([*arguments, "--where", "id = 1"]) == 2
     assert "without --resnapshot" in capsys.readouterr().err
+
+
+def test_what_is_asked_for_while_a_table_is_read_leaves_none_of_its_rows_out(shop):
+    """Two conditions at once are both followed, and one amid a first snapshot leaves the rest of it to be read."""
+    shop.run("INSERT INTO t VALUES " + ", ".join(f"({n}, 0)" for n in range(20, 600)))
+
+    def on_status(status):
+        if status.snapshot_rows:
+            raise Killed
+
+    with suppress(Killed):
+        capture_of(shop).run(until="caught-up", on_status=on_status)
+    assert len(captured(shop)) < 600
+    capture_of(shop).reread("t", where="id = 7")
+    capture_of(shop).run(until="caught-up")
+    assert captured(shop) == rows_of(shop)
+    before = len(values(shop))
+    capture_of(shop).reread("t", where="id < 9")
+    capture_of(shop).reread("t", where="id = 15 OR id = 16")
+    capture_of(shop).run(until="caught-up")
+    found = {value["after"]["id"] for value in values(shop)[before:]}
+    assert found == {*range(9), 15, 16}
+
+
+def test_a_crash_between_two_tables_of_a_signal_loses_neither(tmp_path):
+    shop = Lite(tmp_path)
+    shop.log = tmp_path / "log"
+    shop.run("CREATE TABLE t (id INTEGER PRIMARY KEY)", "CREATE TABLE u (id INTEGER PRIMARY KEY)")
+    source = SqliteSource(shop.path, ["t", "u"], heartbeat_s=0.001, poll_s=0.001)
+    capture = replace(ms.capture(shop.address, to=shop.log, name="shop"), source=source)
+    capture.run(until="caught-up")
+    capture.reread("t", "u")
+    stored = None
+    for last in (False, True):
+        source = SqliteSource(shop.path, ["t", "u"], heartbeat_s=0.001, poll_s=0.001)
+        with ms.connect(shop.log) as log:
+            signals = SignalReader(
+                log,
+                "shop-signal",
+                "shop",
+                0 if stored is None else stored["signals"],
+                capture.split,
+                float,
+            )
+            (asked,) = signals.requests()
+        capture = replace(capture, source=source)
+        capture._follow(asked)
+        units = source.units(stored)
+        read = [unit for unit in (next(units) for _ in range(8)) if "/again " in unit.position]
+        assert [unit.position.split("/")[1] for unit in read] == ["t", "u"]
+        stored = read[-1 if last else 0].progress
+        units.close()
+    assert stored["signals"] == 1

@@ -17,6 +17,7 @@ import psycopg
 from psycopg.sql import SQL, Composed, Identifier
 
 from millstream.capture.apply.applied_table import AppliedTable, Row, RowBatch
+from millstream.capture.apply.batch_writer import key_hash
 from millstream.capture.apply.postgres_values import copy_encoder, postgres_type
 from millstream.capture.postgres.catalog import read_types
 from millstream.capture.postgres.values import PgTypes, ValueOf, parse_copy_line
@@ -259,7 +260,8 @@ class PostgresApplyTarget:
 
     def _stage(self, table: AppliedTable) -> Identifier:
         """Return the table's stage, which is empty."""
-        stage = Identifier("_stage_" + table.collection[:50] + f"_{table.offset}")
+        # Names are cut after 63 bytes: those of two tables would be one.
+        stage = Identifier(f"_stage_{key_hash(table.collection.encode()):016x}_{table.offset}")
         if self._stages.get(table.collection) == table:
             self._session.execute(SQL("TRUNCATE {}").format(stage))
             return stage

@@ -110,7 +110,8 @@ class Reconciler:
                 found = []
                 for table in session.stream.versions.current():
                     if self.applying.wanted(table.database, table.table):
-                        comparer = _TableComparer(self, session, self._source, table)
+                        there = session.there(table)
+                        comparer = _TableComparer(self, session, self._source, there)
                         found.append(comparer.compare(repair=repair))
                         on_table(found[-1])
                 return Reconciliation(self._source.position, tuple(found), repair)

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from millstream.capture.apply.applied_table import RowBatch
+from millstream.capture.apply.applied_table import AppliedTable, RowBatch
 from millstream.capture.apply.batch_writer import BatchWriter
 from millstream.capture.apply.change_stream import ChangeStream, SourceTransaction
 from millstream.capture.apply.target import ApplyTarget
@@ -65,7 +65,11 @@ class ApplyStatus:
 
 @dataclass
 class AppliedState:
-    """What a target keeps beside its rows: how far they go. ``tables`` are the offsets of their definitions."""
+    """What a target keeps beside its rows: how far they go.
+
+    ``tables`` are the offsets of the definitions that the target's tables have, ``holding`` of those that rows have
+    from here on, where they are others: a table that was made anew is so in the target with its first row.
+    """
 
     patterns: str
     positions: dict[str, list[int]] = field(default_factory=dict)
@@ -75,6 +79,7 @@ class AppliedState:
     changes: int = 0
     end_offset: int = -1
     position: str = ""
+    holding: dict[str, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Return the state as targets keep it."""
@@ -223,6 +228,8 @@ class ApplySession:
             self._tables = {
                 name: versions.resume(name, offset) for name, offset in self.state.tables.items()
             }
+            for name, offset in self.state.holding.items():
+                versions.resume(name, offset)
         except BaseException:
             self.__exit__()
             raise
@@ -269,7 +276,7 @@ class ApplySession:
         while True:
             writer.apply(one.changes)
             count, last = count + 1, one
-            positions = self.stream.position()
+            positions, holding = self.stream.position(), self.stream.versions.holding()
             if writer.changes >= self._run.batch_changes:
                 break
             if self._run.monotonic_s() - begun_s >= self._run.batch_s:
@@ -279,19 +286,25 @@ class ApplySession:
                 break
             one = following
         writer.flush()
+        offsets = {name: table.offset for name, table in tables.items()}
         state = AppliedState(
             self.state.patterns,
             positions,
             dict(self.stream.topic_ids),
-            {name: table.offset for name, table in tables.items()},
+            offsets,
             self.state.transactions + count,
             self.state.changes + writer.changes,
             last.end_offset,
             last.position,
+            {name: offset for name, offset in holding.items() if offsets.get(name) != offset},
         )
         self.target.commit(state.to_json())
         self.state, self._tables = state, tables
         self._lag_s = (self._run.clock_ms() - last.timestamp_ms) / 1000
+
+    def there(self, table: AppliedTable) -> AppliedTable:
+        """Return a table as the target has it, where it has it: it is altered there with the first row."""
+        return self._tables.get(table.collection, table)
 
     def correct(self, batch: RowBatch) -> None:
         """Write rows that the target should have, and leave it where it is."""

@@ -95,6 +95,10 @@ class TableVersions:
         """Return the definition that holds now of each table, by name."""
         return [one.all[one.holds] for _, one in sorted(self._tables.items())]
 
+    def holding(self) -> dict[str, int]:
+        """Return the offsets of the definitions that hold now, of tables that were altered, by name."""
+        return {name: one.all[one.holds].offset for name, one in self._tables.items() if one.holds}
+
     def first(self, collection: str) -> AppliedTable:
         """Return the definition that holds now: of a table's names and connector, whatever its columns are.
 

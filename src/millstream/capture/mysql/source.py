@@ -271,7 +271,7 @@ class _Run:
         name = (request.database, request.table)
         if request.next_offset < self.signals:
             return
-        self.signals = request.next_offset
+        self.signals = max(self.signals, request.begun)
         contents: list[UnitContent] = []
         if name in self._tracker.names():
             contents += [] if request.where else [TableChange(*name, "t", ())]

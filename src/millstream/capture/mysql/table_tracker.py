@@ -20,6 +20,7 @@ from millstream.capture.mysql.row_images import RowImage
 from millstream.capture.mysql.session import MariaDbSession
 from millstream.capture.mysql.table_map import TableMap
 from millstream.capture.mysql.table_schema import TableSchema, fixed_binary_renderer, read_schema
+from millstream.capture.signals import condition
 from millstream.capture.units import TableDefinition
 from millstream.errors import ConfigError
 
@@ -70,6 +71,9 @@ class TableTracker:
         """Have a table read from its beginning, again; with ``where`` the rows for which that is true."""
         if only_if_reading and "read" in self.state(database, table):
             return
+        before = self.state(database, table)
+        if where:
+            where = condition("after" in before, before.get("where", ""), where)
         self._forget(database, table)
         self._states[database, table] = {"after": None, **({"where": where} if where else {})}
 

@@ -366,7 +366,7 @@ class _Run:
         """Have a table read again: a crash before the unit is stored leaves the signal, after it a table to be read."""
         if request.next_offset < self._signals:
             return
-        self._signals = request.next_offset
+        self._signals = max(self._signals, request.begun)
         contents = list(self._tracker.again(request.database, request.table, request.where))
         yield self._note(self._progress(), *contents)
 

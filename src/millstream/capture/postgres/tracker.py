@@ -36,6 +36,7 @@ from millstream.capture.postgres.messages import (
     decode_message,
 )
 from millstream.capture.postgres.values import PgTypes, ValueOf
+from millstream.capture.signals import condition
 from millstream.capture.units import RowBlock, TableChange, TableDefinition, UnitContent
 
 BLOCK_ROWS_MIN = 48  # measured: fewer rows are decoded quicker one by one
@@ -160,7 +161,8 @@ class PgTableTracker:
             if (entry["schema"], entry["table"]) != (schema, table) or entry["state"] == "new":
                 continue
             if where:
-                self._set(int(oid), {**entry, "state": "reading", "after": None, "where": where})
+                asked = condition(entry["state"] == "reading", entry.get("where", ""), where)
+                self._set(int(oid), {**entry, "state": "reading", "after": None, "where": asked})
             else:
                 yield from _emptied(entry, dropped=False)
                 self._set(int(oid), {"schema": schema, "table": table, "state": "new"})
@@ -301,7 +303,7 @@ class PgTableTracker:
             }
             for one in columns
         )
-        return TableDefinition(schema, table, described, key)
+        return TableDefinition(schema, table, described, key, placed=True)
 
 
 def _digits(column: PgColumn) -> dict[str, int]:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.capture.lag import SourceLag
-from millstream.capture.signals import RereadRequest
+from millstream.capture.signals import RereadRequest, condition
 from millstream.capture.sqlite.change_table import (
     MARK,
     ChangeMark,
@@ -362,13 +362,16 @@ class _Reader:
         """Have a table read again: all of it, after it was emptied, or the rows for which a condition is true."""
         if request.next_offset < self._state.get("signals", 0):
             return
-        self._state["signals"] = request.next_offset
+        self._state["signals"] = max(self._state.get("signals", 0), request.begun)
         known = self._state["tables"].get(request.table)
         contents: list[UnitContent] = []
         if known is not None and not request.where:
             contents.append(TableChange(DATABASE, request.table, "t", ()))
         if known is not None:
-            asked = {"where": request.where} if request.where else {}
+            where = request.where
+            if where:
+                where = condition("read" not in known, known.get("where", ""), where)
+            asked = {"where": where} if where else {}
             kept = {"columns": known["columns"], "key": known["key"]}
             self._state["tables"][request.table] = {**kept, **asked, "after": None}
         position = f"{self._state['seq']}/{request.table}/again {request.next_offset}"

@@ -1,6 +1,7 @@
 """Altered tables are followed where no row can be lost, and else refused with the statements that do it."""
 
 import sqlite3
+from dataclasses import replace
 
 import pytest
 from applied_model import write
@@ -140,6 +141,19 @@ def test_a_definition_that_was_written_alone_holds_from_its_first_row_on(log, co
     )
     copy()
     assert rows(copy.path) == [(1, None), (2, "b")]
+
+
+def test_a_table_that_was_made_anew_has_its_own_definition_wherever_the_copy_stopped(log, copy):
+    """The columns have the same names, so only the place of the definition says by which one a row was written."""
+    again = replace(defined(ID, NAME, key=("name",)), placed=True)
+    write(log, [unit(defined(ID, NAME), change(id=1, name="a")), unit(change("t"))])
+    copy()
+    write(log, [unit(again), unit(defined(ID, table="u"), change(table="u", id=5))])
+    copy()
+    key = ("name",)
+    write(log, [unit(change(key=key, id=1, name="b")), unit(change(key=key, id=1, name="c"))])
+    copy()
+    assert rows(copy.path) == [(1, "b"), (1, "c")]
 
 
 def test_tables_that_are_not_wanted_are_left_out(log, copy):

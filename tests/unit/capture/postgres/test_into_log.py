@@ -5,15 +5,18 @@ import itertools
 import json
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import psycopg
 import pytest
 from capture_postgres_servers import Shop, start
 
+import millstream as ms
 from millstream.client import connect
 
 # `make test-long` kills it more often.
@@ -300,3 +303,24 @@ def test_what_is_wrong_is_told_without_the_password(own_shop, tmp_path):
     assert process.returncode == 2
     assert "REPLICA IDENTITY FULL" in err
     assert own_shop.server.password not in err
+
+
+def test_a_table_that_was_made_anew_and_is_empty_is_copied_by_its_own_definition(shop, tmp_path):
+    """Its columns have the names of those before, and the first row comes behind the snapshot."""
+
+    def follow():
+        made = ms.capture(shop.url, tables="t", to=tmp_path / "log", name="shop")
+        source = shop.source("t")
+        source.name = made.source.name
+        replace(made, source=source).run(until="caught-up")
+        copy = ms.apply("shop", f"sqlite:///{tmp_path}/copy.db", log=tmp_path / "log")
+        copy.run(until="caught-up")
+
+    shop.run("CREATE TABLE t (a int PRIMARY KEY, b int)", "INSERT INTO t VALUES (1, 1)")
+    follow()
+    shop.run("DROP TABLE t", "CREATE TABLE t (a int, b text PRIMARY KEY)")
+    follow()
+    shop.run("INSERT INTO t VALUES (1, '007'), (1, '7')")
+    follow()
+    with contextlib.closing(sqlite3.connect(tmp_path / "copy.db")) as copy:
+        assert copy.execute("SELECT a, b FROM t ORDER BY b").fetchall() == [(1, "007"), (1, "7")]
