@@ -217,5 +217,6 @@ def test_outbox_and_messages_of_postgresql_are_in_the_order_of_their_transaction
             .to_pylist()
         ]
     assert len(values) == 1
+    # The others are those in which a table was defined, of which no rows came.
     counted = [one["data_collections"] for one in ends if one["status"] == "END"]
-    assert counted == [[{"data_collection": "public.t", "event_count": 1}]]
+    assert list(filter(None, counted)) == [[{"data_collection": "public.t", "event_count": 1}]]
