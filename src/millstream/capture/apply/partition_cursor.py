@@ -54,26 +54,22 @@ class PartitionCursor(Generic[Parsed]):
         return self._records.popleft()[1]
 
     def _read(self, end: int) -> Iterator[None]:
-        batches = self.reader.read(
-            self.topic,
-            self.partition,
-            self.offset,
-            end,
-            columns=("offset", "key", "value"),
-            bytes_max=_BYTES,
-        )
-        for batch in batches:
-            rows = zip(
-                batch.column("offset").to_pylist(),
-                batch.column("key").to_pylist(),
-                batch.column("value").to_pylist(),
-                strict=True,
-            )
+        for rows in self._rows(self.reader, self.offset, end):
             for offset, key, value in rows:
                 self._records.append((offset, self.parse(offset, key, value)))
                 self.offset = offset + 1
             yield
         self.offset = end  # the last offsets may have no record
+
+    def _rows(
+        self, reader: Reader, start: int, end: int
+    ) -> Iterator[Iterator[tuple[int, bytes | None, bytes | None]]]:
+        """Yield offset, key and value of the records in [start, end), batch by batch."""
+        names = ("offset", "key", "value")
+        for batch in reader.read(
+            self.topic, self.partition, start, end, columns=names, bytes_max=_BYTES
+        ):
+            yield zip(*(batch.column(name).to_pylist() for name in names), strict=True)
 
     def wait(self) -> None:
         """Wait a moment for more."""
@@ -86,21 +82,7 @@ class PartitionCursor(Generic[Parsed]):
         start = self.reader.end_offset(self.topic, self.partition)
         if end <= start:
             return None
-        batches = self.uncommitted.read(
-            self.topic,
-            self.partition,
-            start,
-            end,
-            columns=("offset", "key", "value"),
-            bytes_max=_BYTES,
-        )
-        for batch in batches:
-            rows = zip(
-                batch.column("offset").to_pylist(),
-                batch.column("key").to_pylist(),
-                batch.column("value").to_pylist(),
-                strict=True,
-            )
+        for rows in self._rows(self.uncommitted, start, end):
             for row in rows:
                 parsed = self.parse(*row)
                 if until(parsed):
