@@ -12,8 +12,8 @@ import click
 
 from millstream.capture.apply.run import ApplyStatus
 from millstream.capture.apply.run import apply as apply_of
+from millstream.cli.captured_options import log_option, tables_option
 from millstream.cli.signals import wait_for_stop_signal
-from millstream.client.default_log import DEFAULT_FOLDER, LOG_VARIABLE
 
 _SHOW_S = 1.0
 
@@ -21,23 +21,10 @@ _SHOW_S = 1.0
 @click.command()
 @click.argument("name", metavar="NAME")
 @click.argument("target", metavar="URL")
-@click.option(
-    "--tables",
-    multiple=True,
-    default=("*",),
-    show_default=True,
-    metavar="PATTERN",
-    help="Which tables: TABLE or SCHEMA.TABLE, with * and ?; may be repeated. The same ones in each run.",
+@tables_option(
+    "Which tables: TABLE or SCHEMA.TABLE, with * and ?; may be repeated. The same ones in each run."
 )
-@click.option(
-    "--log",
-    default=DEFAULT_FOLDER,
-    show_default=True,
-    envvar=LOG_VARIABLE,
-    show_envvar=True,
-    metavar="LOG",
-    help="The log that the capture writes to: a folder, or kafka://HOST:PORT.",
-)
+@log_option
 @click.option(
     "--until",
     type=click.Choice(["stopped", "caught-up"]),

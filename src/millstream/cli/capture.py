@@ -13,20 +13,14 @@ from millstream.capture.run import Capture
 from millstream.capture.run import capture as capture_of
 from millstream.cli.byte_sizes import parse_bytes
 from millstream.cli.capture_display import CaptureDisplay, line_of
+from millstream.cli.captured_options import tables_option
 from millstream.cli.signals import wait_for_stop_signal
 from millstream.errors import ConfigError
 
 
 @click.command()
 @click.argument("url", metavar="URL")
-@click.option(
-    "--tables",
-    multiple=True,
-    default=("*",),
-    show_default=True,
-    metavar="PATTERN",
-    help="Which tables: TABLE or DATABASE.TABLE, with * and ?; may be repeated.",
-)
+@tables_option("Which tables: TABLE or DATABASE.TABLE, with * and ?; may be repeated.")
 @click.option(
     "--to",
     default="./data",

@@ -8,7 +8,7 @@ import click
 
 from millstream.capture.apply.reconcile import TableComparison
 from millstream.capture.apply.reconcile import reconcile as reconcile_of
-from millstream.client.default_log import DEFAULT_FOLDER, LOG_VARIABLE
+from millstream.cli.captured_options import log_option, tables_option
 
 _SHOWN_KEYS = 5
 EXIT_DIFFERENT = 1
@@ -18,23 +18,8 @@ EXIT_DIFFERENT = 1
 @click.argument("name", metavar="NAME")
 @click.argument("source", metavar="SOURCE")
 @click.argument("target", metavar="TARGET")
-@click.option(
-    "--tables",
-    multiple=True,
-    default=("*",),
-    show_default=True,
-    metavar="PATTERN",
-    help="As they were given to `millstream apply`.",
-)
-@click.option(
-    "--log",
-    default=DEFAULT_FOLDER,
-    show_default=True,
-    envvar=LOG_VARIABLE,
-    show_envvar=True,
-    metavar="LOG",
-    help="The log that the capture writes to: a folder, or kafka://HOST:PORT.",
-)
+@tables_option("As they were given to `millstream apply`.")
+@log_option
 @click.option("--repair", is_flag=True, help="Give the copy the rows that the source has.")
 def reconcile(
     name: str, source: str, target: str, *, tables: tuple[str, ...], log: str, repair: bool
