@@ -6,6 +6,8 @@ import sys
 import threading
 import time
 
+from millstream.client import connect
+
 PAUSE = threading.Event()
 ACCOUNTS = 20
 TOTAL = 1000
@@ -82,6 +84,16 @@ def command(*arguments):
     )
 
 
+def wait_for_topic(folder, capture, timeout_s=60):
+    """Wait until the capture has made the topic from which a copy is applied; before that, `apply` refuses."""
+    until = time.monotonic() + timeout_s
+    with connect(folder) as log:
+        while "shop.transaction" not in log.topics():
+            assert capture.poll() is None, capture.communicate()
+            assert time.monotonic() < until, "the capture made no topic"
+            PAUSE.wait(0.05)
+
+
 def killed_applier(source, target, folder, look, *, kills, seed, disturb=lambda: None):
     """Apply with kills while ``source`` is captured; ``look`` returns rows of a and b, or None where there are none.
 
@@ -90,6 +102,7 @@ def killed_applier(source, target, folder, look, *, kills, seed, disturb=lambda:
     dice = random.Random(seed)
     capture = command("capture", source, "--to", folder, "--name", "shop")
     try:
+        wait_for_topic(folder, capture)
         for _ in range(kills):
             applier = command("apply", "shop", target, "--log", folder)
             until = time.monotonic() + 90

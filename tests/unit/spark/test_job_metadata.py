@@ -183,9 +183,7 @@ def test_of_two_first_runs_the_second_does_not_go_on_with_keys_divided_in_its_ow
         runs = [BatchCommitter(plan(), store, []) for store in (first, second)]
         runs[0].begin_run(JOB, "one", partitioning=seeds[0].partitioning)
         runs[0].commit(0, BatchResult(), {})
-        with pytest.raises(
-            ConfigError, match=r"divides the keys in another way\. Run the app again"
-        ):
+        with pytest.raises(ConfigError, match=r"keys are in other buckets\. Run the app again"):
             runs[1].begin_run(JOB, "one", partitioning=seeds[1].partitioning)
         runs[0].commit(1, BatchResult(), {})  # it was not replaced
         again = load_or_create_job_metadata("app", location, replace(WANTED, hash_seed=2))
