@@ -128,7 +128,12 @@ class Millstream(Side):
         )
 
     def start(self, wanted: int, *, lags: bool = False) -> subprocess.Popen:
-        command = [sys.executable, __file__, "--engine", self.server.url(self.database)]
+        command = [
+            sys.executable,
+            str(HERE / "capture.py"),
+            "--engine",
+            self.server.url(self.database),
+        ]
         command += [str(self.folder / "log"), str(wanted), *(["--lags"] if lags else [])]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -225,9 +230,10 @@ def snapshot(side: Side, rows: int, columns: str, row: str) -> dict:
     if isinstance(side, Debezium):
         side.prepare("initial_only")
     found = side.finish(side.start(rows))
-    if isinstance(side, Millstream):  # the first that it tells is behind the first rows
+    if isinstance(side, Millstream):
+        # The first that it tells is behind the first rows: counted from where Python has loaded what it imports.
         found["changes"] = rows
-        found["cpu_s"], found["wall_s"] = found["whole_cpu_s"], found["whole_wall_s"]
+        found["cpu_s"], found["wall_s"] = found["run_cpu_s"], found["whole_wall_s"]
     return found
 
 
