@@ -24,6 +24,7 @@ import json
 import re
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -185,8 +186,9 @@ class _Unit:
     def id(self) -> str:
         return f"{self.unit.kind}:{self.unit.position}"
 
-    @property
+    @cached_property
     def time_ms(self) -> int:
+        """One time for all records of the unit, whose changes were made at once."""
         return self.unit.timestamp_ms or self.maker.clock_ms()
 
     def records(self) -> Iterator[CapturedRecord | CapturedRecords]:
