@@ -217,6 +217,32 @@ def test_a_column_that_is_added_is_followed(tmp_path):
     assert out["people"]["age"].to_list() == [7, 7, 7, 8]
 
 
+@pytest.mark.parametrize("partitions", [1, 4, 7])
+def test_a_table_that_is_emptied_is_so_once_though_each_partition_says_it(tmp_path, partitions):
+    shop = Shop(tmp_path, 1, partitions)
+    shop.caught_up()
+    shop.transact()
+    shop.capture(name="shop").reread("accounts", "people")
+    shop.caught_up()
+    shop.transact()
+    shop.caught_up()
+    app, accounts, people = app_of(shop)
+    accounts.view("accounts")
+    people.view("people")
+    inputs = shop.inputs()
+    emptied = [
+        row.partition
+        for row in inputs["shop.main.people"]
+        if row.values and b'"op":"t"' in row.values
+    ]
+    assert emptied == list(range(partitions))
+    for batches in (1, 5, 9):
+        out = testing.run(app, inputs, partitions=partitions, batches=batches, seed=batches)
+        assert sorted(out["accounts"].rows(), key=repr) == shop.rows("SELECT * FROM accounts")
+        assert sorted(out["people"].rows(), key=repr) == shop.rows("SELECT * FROM people")
+        assert out.dead.height == 0
+
+
 def keyed_twice(tmp_path):
     """A table whose rows only both columns of its key tell apart."""
     shop = Shop(tmp_path, 1)

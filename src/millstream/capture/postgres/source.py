@@ -153,8 +153,8 @@ class PostgresSource:
         self.database = str(conninfo_to_dict(address.url).get("dbname") or "")
         self._run: _Run | None = None
 
-    def check(self) -> None:
-        """Return if the database can be captured.
+    def check(self) -> list[tuple[str, str]]:
+        """Return the tables that are captured, if the database can be.
 
         Raises:
             ConfigError: it cannot; the message has each reason, and the statement that mends it.
@@ -165,7 +165,8 @@ class PostgresSource:
             has_slot = session.execute(
                 _OWN_SLOTS.encode(), (f"^{self.name}_[0-9a-z]{{8}}$",)
             ).fetchone()
-            self.checked_tables(session, slot_needed=has_slot is None)
+            tables = self.checked_tables(session, slot_needed=has_slot is None)
+        return [(one.schema, one.table) for one in tables]
 
     def checked_tables(self, session: Session, *, slot_needed: bool) -> list[PgTable]:
         """Return the tables that are captured.
