@@ -11,6 +11,7 @@ from unit.sourcing.club import ADA, BOB, SECRETS, open_club
 from unit.sourcing.ledger import Balance, open_store
 
 import millstream as ms
+from millstream.errors import TopicRecreatedError
 from millstream.sourcing.store import EventStore
 
 
@@ -111,6 +112,34 @@ def test_a_writer_reads_what_another_store_appended_since(
         assert [event.version for event in one.history("pot")] == [1, 2]
         assert one.state_at("pot", 2).state == Balance(12, 2)
         assert one.stream_ids() == ["jar", "pot"]
+
+
+def test_a_topic_that_is_made_anew_behind_a_store_is_noticed_and_gets_nothing(
+    log: ms.EventLog, index: Path, tmp_path: Path, monkeypatch
+) -> None:
+    with open_store(log, index=index, partitions=1) as store:
+        store.handle("ada", [1])
+        lane = store.lane(0)
+        append = lane.log.append
+
+        def late(records, expected_end):
+            log.delete_topic("ledger")
+            log.create_topic("ledger", settings={"retention.ms": "-1"})
+            return append(records, expected_end)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(lane.log, "append", late)
+            with pytest.raises(ms.MillstreamError, match=r"deleted|no topic"):
+                store.handle("ada", [1])
+        for call in (store.load, lambda name: list(store.history(name))):
+            with pytest.raises(TopicRecreatedError):
+                call("ada")
+        with pytest.raises(TopicRecreatedError):
+            store.handle("ada", [1])
+    with open_store(log, index=index, partitions=1) as store:
+        assert store.stream_ids() == []
+        assert store.handle("ada", [7]).version == 1
+        assert store.load("ada").state == Balance(7, 1)
 
 
 def test_a_projection_is_where_the_command_left_it(log: ms.EventLog, index: Path) -> None:

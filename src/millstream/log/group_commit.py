@@ -61,10 +61,20 @@ class PendingAppend:
 
     The same object goes from a producer, a client of the owner or the broker to the disk. ``partition`` is
     known in the owner's process only; :meth:`LogWriter.commit` sets it where it is not given.
-    With ``expected_end``, the batch is appended at this offset or not at all.
+    With ``expected_end``, the batch is appended at this offset or not at all; with ``topic_id``, to the topic
+    with this id or not at all.
     """
 
-    __slots__ = ("batch", "done", "error", "expected_end", "name", "offset", "partition")
+    __slots__ = (
+        "batch",
+        "done",
+        "error",
+        "expected_end",
+        "name",
+        "offset",
+        "partition",
+        "topic_id",
+    )
 
     def __init__(
         self,
@@ -73,9 +83,11 @@ class PendingAppend:
         partition: Partition | None = None,
         *,
         expected_end: int | None = None,
+        topic_id: str | None = None,
     ) -> None:
         self.name = name
         self.expected_end = expected_end
+        self.topic_id = topic_id
         self.partition = partition
         self.batch = batch
         self.offset = -1

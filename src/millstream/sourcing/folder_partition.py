@@ -3,7 +3,7 @@
 Any number of threads and processes may write. The comparison is in the owner's group commit, under the lock
 that orders all appends, so it and the append are one step. A client of the owner sends it along; a
 request that is sent again after its response was lost finds its batch, as each batch has a producer and a
-sequence.
+sequence. The topic's id is compared as the end is: a topic that was made anew meanwhile may end at the same offset.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class FolderPartition:
     def __init__(self, log: FolderLog, topic: str, partition: int, topic_id: str) -> None:
         self.topic, self.partition = topic, partition
         self._log = log
-        self._topic_ids = {topic: topic_id}
+        self._topic_id = topic_id
         self._writer = log.batch_writer()
         self._readers = threading.local()  # a reader belongs to one thread
 
@@ -45,7 +45,8 @@ class FolderPartition:
 
     def append(self, records: Sequence[SimpleRecord], expected_end: int) -> int:
         name = TopicPartition(self.topic, self.partition)
-        append = PendingAppend(name, encode_records(records), expected_end=expected_end)
+        batch = encode_records(records)
+        append = PendingAppend(name, batch, expected_end=expected_end, topic_id=self._topic_id)
         self._writer.commit([append])
         if append.error is not None:
             raise append.error
@@ -57,6 +58,6 @@ class FolderPartition:
     def _reader(self) -> LogReader:
         reader = getattr(self._readers, "reader", None)
         if reader is None:
-            reader = LogReader(self._log.folder, topic_ids=self._topic_ids)
+            reader = self._log.reader({self.topic: self._topic_id})
             self._readers.reader = reader
         return reader

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -56,7 +57,8 @@ _deciding = threading.local()  # of every lane: two that waited for each other w
 class PendingCommand:
     """A command on its way. ``events`` or ``error`` is set when it is ``done``.
 
-    ``checks_repeats`` says that its id was given, and may have been handled before.
+    ``checks_repeats`` says that its id was given, and may have been handled before; then it has a ``nonce``, see
+    ``stored_event``.
     """
 
     stream_id: str
@@ -65,6 +67,7 @@ class PendingCommand:
     expected_version: int | None = None
     on_conflict: OnConflict = "retry"
     checks_repeats: bool = True
+    nonce: str = ""
     first_seen: int | None = None
     events: list[RawEvent] = field(default_factory=list)
     data: list[Any] = field(default_factory=list)
@@ -352,24 +355,22 @@ class Lane:
     def _decide_on(self, one: PendingCommand, aggregate: FoldedStream) -> list[SimpleRecord]:
         """Decide on an aggregate, and bring it up to what was decided; return the records of that."""
         decided = list(self._decider.decide(one.command, aggregate.state))
-        one.data = []
         if not decided:
             return []
-        command_id, about = one.metadata.command_id, about_of(one.metadata)
+        command_id, about = one.metadata.command_id, about_of(one.metadata, one.nonce)
         # A stream's times never go back, so that its state at a time is well defined.
         timestamp_ms = max(self._clock_ms(), aggregate.timestamp_ms)
-        for version, data in enumerate(decided, start=aggregate.version + 1):
-            kind, fields, again = self._events.encode(data)
-            one.data.append(again)
-            name, schema = kind.name, kind.version
+        encoded = [self._events.encode(event) for event in decided]
+        one.data = [event.for_caller for event in encoded]
+        for version, (kind, fields, _, _) in enumerate(encoded, start=aggregate.version + 1):
             place = (-1, timestamp_ms, one.stream_id, version)
-            one.events.append(RawEvent(*place, name, schema, fields, command_id, about))
+            one.events.append(RawEvent(*place, kind.name, kind.version, fields, command_id, about))
         records = [encode_event(event) for event in one.events]
         for record in records:
             check_record_size(record.size)
         state = aggregate.state
-        for data in one.data:
-            state = self._decider.evolve(state, data)
+        for event in encoded:
+            state = self._decider.evolve(state, event.event)
         aggregate.state, aggregate.timestamp_ms = state, timestamp_ms
         aggregate.version = one.version = aggregate.version + len(records)
         return records
@@ -422,12 +423,12 @@ class Lane:
             ]
             first = one.events[0]
             run = EventRun(first.version, len(one.events), offset, one.metadata.command_id)
-            self.index.add(one.stream_id, run)
+            self.index.add(one.stream_id, run, one.nonce)
             offset += len(one.events)
         self._end, self._certain = offset, True
         for one, drafted in draft.repeats:
-            one.events, one.data, one.version = drafted.events, drafted.data, drafted.version
-            one.repeated = True
+            one.events, one.version, one.repeated = drafted.events, drafted.version, True
+            one.data = deepcopy(drafted.data)
         for stream_id, aggregate in draft.aggregates.items():
             self._cache.put(stream_id, aggregate)
         for one in draft.handled:
@@ -484,7 +485,7 @@ class Lane:
         if fits and last is not None and last.offset >= start:
             found = next(self.log.read(last.offset, last.offset + 1), None)
             fits = found is not None and last == LastEvent(
-                found.offset, found.stream_id, found.version, str(found.command_id)
+                found.offset, found.stream_id, found.version, str(found.command_id), found.nonce
             )
         if not fits:
             self.index.clear()
@@ -501,7 +502,8 @@ class Lane:
                 f"does not follow version {known}: events were deleted, partitions were added to the topic, "
                 "or something else than ms.EventStore wrote to it. Restore the topic from a backup"
             )
-        self.index.add(stream_id, EventRun(first.version, len(run), first.offset, first.command_id))
+        added = EventRun(first.version, len(run), first.offset, first.command_id)
+        self.index.add(stream_id, added, first.nonce)
         self.index.flush_if_due()
         self._bring_up(run)
 

@@ -38,7 +38,6 @@ from millstream.sourcing.stored_event import RawEvent, decode_events
 from millstream.sourcing.stream_index import EventRun
 
 COLUMNS = ("offset", "timestamp", "value")
-READ_OFFSETS = 50_000  # at a time, so that a long partition does not fill the memory
 
 
 class PartitionLog(Protocol):
@@ -55,6 +54,7 @@ class PartitionLog(Protocol):
         """Become the one who may append, where there is only one; return whether that is new.
 
         Raises:
+            TopicRecreatedError: the topic was deleted and made anew; every call raises it.
             MillstreamError: no broker responds.
         """
 

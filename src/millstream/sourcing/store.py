@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 import uuid
@@ -30,7 +31,7 @@ from millstream.sourcing.lane import Lane, OnConflict, PendingCommand
 from millstream.sourcing.partition_log import PartitionLog
 from millstream.sourcing.projection import Projection, ProjectionRun
 from millstream.sourcing.stored_event import LogPosition, Metadata, SourcedEvent, decode_event
-from millstream.sourcing.stream_index import StreamIndex
+from millstream.sourcing.stream_index import StreamIndex, index_folder, remove_deleted
 from millstream.sourcing.subject_keys import SubjectKeys
 
 _KEPT_FOR_EVER = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
@@ -136,6 +137,7 @@ class EventStore:
         )
         self._check_kept(topic)
         self.topic_id, self.partitions = info.topic_id, info.partitions
+        self.remove_deleted_indexes()
         self._lanes: dict[int, Lane] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -153,6 +155,14 @@ class EventStore:
             "a store over brokers needs a folder of this machine for its index, which is made from the log; "
             "give index='some-folder'"
         )
+
+    def remove_deleted_indexes(self) -> list[str]:
+        """Remove what the index folder has of topics that the log has no more; return their ids."""
+
+        def topic_ids() -> set[str]:
+            return {one.topic_id for one in self.log.topics().values()}
+
+        return remove_deleted(self._index_folder, self.log.identity, topic_ids)
 
     def _check_kept(self, topic: str) -> None:
         settings = self.log.topic_settings(topic)
@@ -220,6 +230,7 @@ class EventStore:
             expected_version,
             on_conflict,
             checks_repeats=command_id is not None,
+            nonce="" if command_id is None else os.urandom(8).hex(),
         )
         partition = self.partition_of(stream_id)
         self.lane(partition).handle(pending)
@@ -426,10 +437,10 @@ class EventStore:
             if isinstance(self.log, FolderLog):
                 log = FolderPartition(self.log, self.topic, partition, self.topic_id)
             else:
-                log = KafkaPartition(self.log, self.topic, partition)
+                log = KafkaPartition(self.log, self.topic, partition, self.topic_id)
             undo.callback(log.close)
-            path = self._index_folder / self.topic_id / f"{partition}.db"
-            index = StreamIndex(path, self.topic_id, self.partitions)
+            folder = index_folder(self._index_folder, self.log.identity, self.topic_id)
+            index = StreamIndex(folder / f"{partition}.db", self.topic_id, self.partitions)
             undo.callback(index.close)
             options = self._options
             folding = Folding(log, index, self.decider, self.events, options.snapshot_every)
@@ -477,11 +488,15 @@ def check_stream_id(stream_id: str) -> str:
     Raises:
         ConfigError: it is no text, or empty.
     """
-    if not isinstance(stream_id, str) or not stream_id:
+    if not isinstance(stream_id, str) or not stream_id or not _is_unicode(stream_id):
         raise ConfigError(
             f"the stream id {stream_id!r} is not possible; give a text, such as 'cart-17'"
         )
     return stream_id
+
+
+def _is_unicode(text: str) -> bool:
+    return text.isascii() or not any("\ud800" <= one <= "\udfff" for one in text)
 
 
 def _check_command_id(command_id: str) -> str:

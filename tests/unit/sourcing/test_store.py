@@ -8,6 +8,7 @@ import threading
 import uuid
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -555,3 +556,55 @@ def test_values_that_only_together_are_events_are_none(log: ms.EventLog) -> None
     halves = [first + b",\n" + second[:9], second[9:]]
     with pytest.raises(ms.MillstreamError, match="is no event"):
         list(decode_events("t", 0, range(2), range(2), halves))
+
+
+@dataclass
+class Items:
+    names: list[str]
+
+
+@dataclass(frozen=True)
+class Tagged:
+    tags: tuple[str, ...]
+    by: Items
+
+
+@pytest.mark.parametrize("event", [Items(["tea"]), Tagged(("a",), Items(["tea"]))])
+def test_what_a_caller_does_to_its_events_changes_no_state_and_no_other_caller(
+    log: ms.EventLog, event: Items | Tagged
+) -> None:
+    types = ms.EventTypes()
+    types.register("items")(type(event))
+    decider = ms.Decider(tuple, lambda c, _: [c], lambda state, event: (*state, event))
+    with EventStore(log, "t", decider, types, partitions=1) as store:
+        done = store.handle("a", event)
+        again = store.handle("a", event, command_id="c")
+        found = [done, again, store.handle("a", event, command_id="c")]
+        for one in found:
+            (mine,) = one.events
+            (mine if isinstance(mine, Items) else mine.by).names.append("cake")
+        assert [len(one.events[0].names) for one in found if type(event) is Items] in ([2] * 3, [])
+        assert store.load("a").state == (event, event)
+        store.handle("a", event)
+        assert store.load("a").state == (event,) * 3
+
+
+def test_two_callers_of_one_command_at_once_share_no_event(log: ms.EventLog) -> None:
+    types = ms.EventTypes()
+    types.register("items")(Items)
+    decider = ms.Decider(tuple, lambda c, _: [c], lambda state, event: (*state, event))
+    with EventStore(log, "t", decider, types, partitions=1) as store:
+        lane = store.lane(0)
+        first, second = (
+            PendingCommand("a", Items(["tea"]), Metadata("c"), nonce="n") for _ in range(2)
+        )
+        lane._handle_queue([first, second])
+        assert (first.repeated, second.repeated) == (False, True)
+        first.data[0].names.append("cake")
+        assert second.data == [Items(["tea"])]
+
+
+def test_a_stream_id_that_is_not_unicode_is_refused(store: EventStore) -> None:
+    for call in (lambda: store.handle("\ud800", [1]), lambda: store.load("a\udfff")):
+        with pytest.raises(ms.ConfigError, match="the stream id"):
+            call()
