@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from unit.sourcing.club import ADA, BOB, SECRETS, open_club
-from unit.sourcing.ledger import Balance, open_store
+from unit.sourcing.ledger import Balance, before_its_append, open_store
 
 import millstream as ms
 from millstream.errors import TopicRecreatedError
@@ -119,18 +119,14 @@ def test_a_topic_that_is_made_anew_behind_a_store_is_noticed_and_gets_nothing(
 ) -> None:
     with open_store(log, index=index, partitions=1) as store:
         store.handle("ada", [1])
-        lane = store.lane(0)
-        append = lane.log.append
 
-        def late(records, expected_end):
+        def make_anew() -> None:
             log.delete_topic("ledger")
             log.create_topic("ledger", settings={"retention.ms": "-1"})
-            return append(records, expected_end)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(lane.log, "append", late)
-            with pytest.raises(ms.MillstreamError, match=r"deleted|no topic"):
-                store.handle("ada", [1])
+        before_its_append(store, monkeypatch, make_anew)
+        with pytest.raises(ms.MillstreamError, match=r"deleted|no topic"):
+            store.handle("ada", [1])
         for call in (store.load, lambda name: list(store.history(name))):
             with pytest.raises(TopicRecreatedError):
                 call("ada")

@@ -35,7 +35,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -327,7 +327,7 @@ class GroupCommit:
                 for partition in partitions:
                     partition.sync()
             else:
-                _all_of([self._pool.submit(partition.sync) for partition in partitions])
+                _all_of(self._pool, [partition.sync for partition in partitions])
         except OSError as error:
             raise SyncFailedError(
                 f"the disk failed to keep what was written ({error}); nothing more is accepted. "
@@ -335,10 +335,14 @@ class GroupCommit:
             ) from error
 
 
-def _all_of(syncs: Sequence[Future[None]]) -> None:
-    """Return when all are done; raise the first error."""
-    wait(syncs)
-    for one in syncs:
+def _all_of(pool: Threads, syncs: Sequence[Callable[[], None]]) -> None:
+    """Make all of these at the same time, one of them here; raise the first error once all have ended."""
+    others = [pool.submit(one) for one in syncs[1:]]
+    try:
+        syncs[0]()
+    finally:
+        wait(others)
+    for one in others:
         one.result()
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 from millstream.choices import did_you_mean
@@ -349,6 +350,7 @@ def _check_personal(name: str, kind: Any, subject: str | None, personal: Mapping
 
 
 _FORGOTTEN = object()
+_PLAIN = frozenset({str, int, bool})
 
 
 def _is_sealed(value: Any) -> bool:
@@ -388,13 +390,16 @@ def _read_again(kind: EventType, event: object, fields: Any) -> Any:
     Raises:
         ConfigError: it would be another one, or none.
     """
+    plain = _are_plain(fields)
     try:
-        again = kind.decode(json.loads(ENCODER.encode(fields)) if _is_deep(fields) else fields)
+        again = kind.decode(fields if plain else json.loads(ENCODER.encode(fields)))
     except Exception as error:
         raise ConfigError(
             f"an event {kind.name!r} could not be read again ({type(error).__name__} in its class): nothing "
             "was appended. Give its fields values of the types that they are declared with"
         ) from error
+    if plain and _has_these(again, fields) and _has_these(event, fields):
+        return again  # the usual case, quickly
     difference = difference_of(again, event)
     if difference is not None:
         raise ConfigError(
@@ -411,19 +416,30 @@ def _read_again(kind: EventType, event: object, fields: Any) -> Any:
     return again
 
 
-def _is_deep(fields: Mapping[str, Any]) -> bool:
-    """Return whether there is something that could be changed in place, and be changed in what is stored."""
-    return any(isinstance(value, dict | list) for value in fields.values())
+def _has_these(event: object, fields: Mapping[str, Any]) -> bool:
+    """Return whether an event of a dataclass has these very values, and no others."""
+    kind: Any = type(event)
+    names = _field_names(kind)
+    return names is not None and all(getattr(event, name) is fields.get(name) for name in names)
+
+
+def _are_plain(fields: Mapping[str, Any]) -> bool:
+    """Return whether all fields are values that JSON has as they are, and that nobody can change."""
+    return all(type(value) in _PLAIN for value in fields.values())
 
 
 def _plain_fields(event: object) -> Any:
-    if dataclasses.is_dataclass(event) and not isinstance(event, type):
-        found = {
-            field.name: getattr(event, field.name)
-            for field in dataclasses.fields(event)
-            if field.init
-        }
-        if all(type(value) in (str, int, bool) for value in found.values()):
-            return found
-        return json.loads(ENCODER.encode(found))
-    return json.loads(ENCODER.encode(event))
+    kind: Any = type(event)
+    names = _field_names(kind)
+    if names is None:
+        return json.loads(ENCODER.encode(event))
+    found = {name: getattr(event, name) for name in names}
+    return found if _are_plain(found) else json.loads(ENCODER.encode(found))
+
+
+@cache
+def _field_names(kind: Any) -> Sequence[str] | None:
+    """Return the names of the fields that a dataclass is made from; None if it is none."""
+    if not dataclasses.is_dataclass(kind):
+        return None
+    return [field.name for field in dataclasses.fields(kind) if field.init]

@@ -18,9 +18,9 @@ from collections.abc import Iterator, Sequence
 
 from millstream.client.log import EventLog
 from millstream.client.producer import Producer
-from millstream.errors import FencedError, ProducerFencedError
+from millstream.errors import FencedError, MillstreamError, ProducerFencedError
 from millstream.log.encoding import SimpleRecord
-from millstream.sourcing.partition_log import COLUMNS, events_of
+from millstream.sourcing.partition_log import COLUMNS, Append, events_of
 from millstream.sourcing.stored_event import RawEvent
 from millstream.sourcing.stream_index import EventRun
 
@@ -29,7 +29,7 @@ class KafkaPartition:
     """One partition of a topic behind brokers; see ``PartitionLog``."""
 
     def __init__(self, log: EventLog, topic: str, partition: int, topic_id: str) -> None:
-        self.topic, self.partition = topic, partition
+        self.topic, self.topic_id, self.partition = topic, topic_id, partition
         self._log = log
         self._reader = log.reader({topic: topic_id})
         self._producer: Producer | None = None  # who only reads fences nobody
@@ -53,8 +53,12 @@ class KafkaPartition:
         batches = self._reader.read(self.topic, self.partition, start, end, columns=COLUMNS)
         return events_of(self.topic, self.partition, batches, runs)
 
-    def append(self, records: Sequence[SimpleRecord], expected_end: int) -> int:
-        del expected_end  # nobody else can have moved it
+    def append_all(self, appends: Sequence[Append]) -> list[int | MillstreamError]:
+        """Make the append, of this partition; see ``partition_log``."""
+        return [self._append(one.records) for one in appends]
+
+    def _append(self, records: Sequence[SimpleRecord]) -> int:
+        """Append in a transaction; nobody else can have moved the end."""
         producer = self._producer
         assert producer is not None, "acquired before it appends"
         try:

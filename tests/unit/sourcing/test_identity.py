@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from unit.sourcing.club import ADA, CLUB, SECRETS, event_types, files_with, open_club
-from unit.sourcing.ledger import ACCOUNT, Balance, open_store
+from unit.sourcing.ledger import ACCOUNT, Balance, before_its_append, open_store
 from unit.sourcing.ledger import event_types as ledger_types
 from unit.sourcing.test_projection import ALL, TOTALS, truth
 
@@ -75,15 +75,7 @@ def test_a_topic_that_is_made_anew_between_the_last_look_and_the_append_gets_not
 ) -> None:
     """It ends where the old one did: the end alone would not tell them apart."""
     with open_store(log, partitions=1) as store:
-        lane = store.lane(0)
-        append = lane.log.append
-
-        def late(records, expected_end):
-            monkeypatch.undo()
-            make_anew(second)
-            return append(records, expected_end)
-
-        monkeypatch.setattr(lane.log, "append", late)
+        before_its_append(store, monkeypatch, lambda: make_anew(second))
         with pytest.raises(TopicRecreatedError):
             store.handle("ada", [5])
     assert log.offsets("ledger") == [(0, 0)]
