@@ -168,7 +168,8 @@ class EventStore:
         def topic_ids() -> set[str]:
             return {one.topic_id for one in self.log.topics().values()}
 
-        return remove_deleted(self._index_folder, self.log.identity, topic_ids)
+        place = self._index_folder, self.log.identity
+        return remove_deleted(*place, self.topic_id, topic_ids)
 
     def _check_kept(self, topic: str) -> None:
         settings = self.log.topic_settings(topic)

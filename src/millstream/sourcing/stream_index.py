@@ -44,20 +44,22 @@ def index_folder(folder: Path, log_identity: str, topic_id: str) -> Path:
 
 
 def remove_deleted(
-    folder: Path, log_identity: str, topic_ids: Callable[[], Collection[str]]
+    folder: Path, log_identity: str, topic_id: str, topic_ids: Callable[[], Collection[str]]
 ) -> list[str]:
     """Remove the indexes of topics that a log has no more: they hold aggregate snapshots. Return their ids.
 
     Args:
-        topic_ids: Returns the ids of the topics that the log has.
+        topic_id: Of a topic that the log has.
+        topic_ids: Returns the ids of all; called only if there are other indexes.
     """
-    known = [
-        path.parent.name for path in folder.glob(f"*/{_OWNER}") if path.read_text() == log_identity
+    others = [
+        path.parent.name
+        for path in folder.glob(f"*/{_OWNER}")
+        if path.parent.name != topic_id and path.read_text() == log_identity
     ]
-    there = (
-        topic_ids()
-    )  # after the look: whatever was there for a topic, the topic was there before
-    gone = [one for one in known if one not in there]
+    # After the look: a topic is there before its index is.
+    there = topic_ids() if others else ()
+    gone = [one for one in others if one not in there]
     for one in gone:
         shutil.rmtree(folder / one, ignore_errors=True)
     return gone
