@@ -19,7 +19,7 @@ from millstream.kernels.plan import JobPlan, ViewSinkSpec
 from millstream.kernels.state.keyhash import Buckets
 from millstream.kernels.tables.upserts import VersionOrder
 from millstream.kernels.time.watermarks import WatermarkRule
-from millstream.object_store.address import StateUrl, is_url, parse_state_url
+from millstream.object_store.address import ObjectUrl, is_url, parse_state_url
 from millstream.pipeline.avro import AvroSchema
 from millstream.pipeline.captured import CapturedTopic, captured_topic
 from millstream.pipeline.captured_definition import declared_by_database
@@ -181,7 +181,7 @@ class App(AppDeclaration):
         return Path(self.log if given is None else given)
 
     @property
-    def _state_url(self) -> StateUrl | None:
+    def _state_url(self) -> ObjectUrl | None:
         return parse_state_url(str(self.state)) if is_url(self.state) else None
 
     def topic(

@@ -210,7 +210,8 @@ class LogPlanner:
         if sum(split.end - split.start for split in task.splits) > _DRIVER_ROWS_MAX:
             return None
         try:
-            return iter(list(record_batches(_run_task(self._spec, task, _DRIVER_BYTES_MAX))))
+            rows = _within(_run_task(self._spec, task, _DRIVER_BYTES_MAX), _DRIVER_BYTES_MAX)
+            return iter(list(record_batches(rows)))
         except Exception:  # noqa: BLE001 - see above
             return None
 
@@ -296,7 +297,7 @@ def _check_deletions(
 
 
 class _TooLargeError(Exception):
-    """A task has more bytes to read than it may."""
+    """A task has more bytes to read, or to give, than it may."""
 
 
 def _run_task(spec: SourceSpec, task: Task, bytes_max: int | None = None) -> Iterator[FrameRow]:
@@ -316,6 +317,16 @@ def _run_task(spec: SourceSpec, task: Task, bytes_max: int | None = None) -> Ite
             if spec.sources[split.source].topic == topic
         ]
         _check_deletions(spec, reader, topic, starts, task.removals)
+
+
+def _within(rows: Iterator[FrameRow], bytes_max: int) -> Iterator[FrameRow]:
+    """Pass rows on; raise when their frames have more bytes in all: steps may make much of few events."""
+    size_bytes = 0
+    for row in rows:
+        size_bytes += len(row.frame)
+        if size_bytes > bytes_max:
+            raise _TooLargeError
+        yield row
 
 
 def _split_input(records: SplitReader, split: Split, within: _ByteLimit) -> SplitInput:

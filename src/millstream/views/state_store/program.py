@@ -22,10 +22,10 @@ from millstream.kernels.definition import canonical_text, field_to_text, to_text
 from millstream.kernels.plan import JobPlan
 from millstream.views.runs.control_files import ResetTarget, reset_command
 
-STATE_FORMAT = 7
+STATE_FORMAT = 8
 """The format version of manifests and runs. State of another version is refused, but for those that are read as it."""
 
-_READ_AS_IT = frozenset({6})  # which has no shares of runs
+_READ_AS_IT = frozenset({6, 7})  # 6 has no shares of runs, 7 none that can be put together again
 
 _SINGULAR = {"aggregates": "aggregate", "fields": "field", "keys": "key", "columns": "column"}
 _INLINE = frozenset({"aggregation", "emission", "watermark", "marks", "panes", "session"})
