@@ -36,6 +36,8 @@ COMMANDS = {
     "log": "Verify, repair and measure the folder of a log.",
     "ui": "Show a page of what the apps of a log do, live; serve their views over HTTP.",
     "run": "Run the pipeline that FILE declares, from where it stopped.",
+    "plan": "Show what the app in FILE, as it is now, would do to the state that it has.",
+    "deploy": "Put the app in FILE, as it is now, in the place of what has run.",
     "stop": "Stop the running APP, as Ctrl-C in its terminal would: after the current batch.",
     "rescale": "Divide the state of APP into more or fewer buckets or partitions.",
     "reset": "Remove all that APP has made, so that its next run starts over from the log.",
