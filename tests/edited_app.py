@@ -114,14 +114,14 @@ class EditedApp:
         self.file.write_text(text.replace("LOG", repr(str(self.log))))
         return find_app(self.file, None)
 
-    def run(self, app: ms.App) -> list[LocalProgress]:
+    def run(self, app: ms.App, *, same_expressions: bool = False) -> list[LocalProgress]:
         """Run the app to the end of the log, and return its batches."""
         done: list[LocalProgress] = []
         division = {"bucket_count": 2, "partitions": 1, "shuffle_partitions": 1, "hash_seed": SEED}
         local = LocalRun(
             app.plan(Buckets(2, SEED)), self.log, app.folder, app.state_store, self.rows_per_batch
         )
-        local.run(on_batch=done.append, partitioning=division)
+        local.run(on_batch=done.append, partitioning=division, same_expressions=same_expressions)
         return done
 
     def views(self, app: ms.App) -> dict[str, Rows]:

@@ -78,6 +78,7 @@ def deploy(
     *,
     same_expressions: bool = False,
     gone_ok: bool = False,
+    rows_per_batch: int = 100_000,
 ) -> DeployResult:
     """Compute what an edited app changes, and let it take the place of the app before.
 
@@ -85,6 +86,7 @@ def deploy(
         on_batch: Called after every batch that was computed; if it raises, the deployment stops and can be resumed.
         same_expressions: As in :meth:`millstream.App.run`.
         gone_ok: Rebuild although the log no longer holds all records; what is rebuilt lacks them, and says so.
+        rows_per_batch: The most records that are in memory at once.
 
     Raises:
         ConfigError: the plan refuses, the log no longer holds all that is needed, or the runs of state are in an
@@ -94,7 +96,7 @@ def deploy(
     plan = plan_change(app, same_expressions=same_expressions)
     _check_possible(app, plan, gone_ok=gone_ok)
     if plan.boundary is None or not (plan.verdict != "keeps" or plan.change.moves_state):
-        shutil.rmtree(app.folder / NEXT_FOLDER, ignore_errors=True)
+        _remove_next(app)
         return DeployResult(app.name, plan, 0, switched=True)
     with open_state_store(app.state_store, readonly=True) as store:
         stored = store.program(app.name, JOB)
@@ -104,12 +106,17 @@ def deploy(
             f"{app.name} was rescaled, and has not run since. Run it once as it was, and then deploy."
         )
     deployment = _Deployment(app, plan, stored, same_expressions=same_expressions)
-    records = deployment.compute(on_batch)
+    records = deployment.compute(on_batch, rows_per_batch)
     if active_runs(app.folder):
         return DeployResult(app.name, plan, records, switched=False)
     deployment.switch()
-    shutil.rmtree(deployment.folder, ignore_errors=True)
+    _remove_next(app)
     return DeployResult(app.name, plan, records, switched=True)
+
+
+def _remove_next(app: App) -> None:
+    """Remove what was computed beside the app, once it is in place or no longer wanted."""
+    shutil.rmtree(app.folder / NEXT_FOLDER, ignore_errors=True)
 
 
 def _check_possible(app: App, plan: ChangePlan, *, gone_ok: bool) -> None:
@@ -185,7 +192,7 @@ class _Deployment:
                 found.append(replace(output, spec=ForeachSinkSpec(_discard)))
         return found
 
-    def compute(self, on_batch: Callable[[LocalProgress], None] | None) -> int:
+    def compute(self, on_batch: Callable[[LocalProgress], None] | None, rows_per_batch: int) -> int:
         """Compute what is rebuilt up to the app's position; return how many records that read."""
         outputs = self.outputs()
         if not outputs:
@@ -203,7 +210,7 @@ class _Deployment:
                 on_batch(progress)
 
         ends = _end_offsets(open_reader(self.app.log), part, self.ends)
-        run = LocalRun(part, self.app.log, self.folder, self._store)
+        run = LocalRun(part, self.app.log, self.folder, self._store, rows_per_batch)
         run.run(ends, count, partitioning=dict(self.stored.partitioning))
         return sum(read)
 

@@ -88,11 +88,13 @@ class LocalRun:
         on_batch: Callable[[LocalProgress], None] | None = None,
         *,
         partitioning: dict[str, int] | None = None,
+        same_expressions: bool = False,
     ) -> None:
         """Read from where the last run stopped up to the offsets ``ends``, by topic and partition.
 
         By default up to the present end of the log. ``on_batch`` is called after every committed batch; if it
-        raises, that batch is done. ``partitioning`` is kept with the program, as a job's metadata.
+        raises, that batch is done. ``partitioning`` is kept with the program, as a job's metadata;
+        ``same_expressions`` is as in :meth:`millstream.App.run`.
 
         Raises:
             ConfigError: the store has the state of another program.
@@ -100,7 +102,9 @@ class LocalRun:
         planner = LogPlanner(self._spec)
         planner.pin_end_offsets(ends)
         with open_committer(self.plan, self.store, self.log) as committer:
-            batch_id = committer.begin_run(JOB, _CHECKPOINT_ID, partitioning=partitioning)
+            batch_id = committer.begin_run(
+                JOB, _CHECKPOINT_ID, partitioning=partitioning, same_expressions=same_expressions
+            )
             stages = self._stages(committer)
             offset = committer.state_store.status(self.plan.app, JOB).get(SOURCE_OFFSET)
             offset = offset or planner.initial_offset()
