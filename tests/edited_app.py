@@ -80,11 +80,13 @@ def events(count: int, seed: int, *, first: int = 0) -> list[dict[str, Any]]:
 
 @dataclass
 class EditedApp:
-    """A log with the topic, and an app in a file beside it."""
+    """A log with the topic, and an app in a file beside it. ``by_ad``: an ad has all its clicks in one partition."""
 
     folder: Path
     partitions: int
     rows_per_batch: int = 100_000
+    source: str = SOURCE
+    by_ad: bool = False
 
     @property
     def log(self) -> Path:
@@ -99,15 +101,16 @@ class EditedApp:
             log.create_topic("clicks", partitions=self.partitions)
 
     def append(self, rows: Iterable[Event], topic: str = "clicks") -> None:
-        """Append rows, one after the other to all partitions."""
+        """Append rows, one after the other to all partitions, or by ad."""
         with ms.connect(self.log) as log, log.producer() as producer:
             for number, row in enumerate(rows):
                 value = json.dumps({**row, "at": row["at"].isoformat()}).encode()
-                producer.send(topic, value, partition=number % self.partitions)
+                chosen = int(row["ad"][1:]) if self.by_ad else number
+                producer.send(topic, value, partition=chosen % self.partitions)
 
     def write(self, *edits: tuple[str, str]) -> ms.App:
         """Write the app with some texts replaced, and load it."""
-        text = SOURCE
+        text = self.source
         for before, after in edits:
             assert before in text, before
             text = text.replace(before, after)
@@ -132,6 +135,13 @@ class EditedApp:
 
 
 # ── the model ───────────────────────────────────────────────────────────────────────────────
+
+
+def texts_of(views: Mapping[str, Rows]) -> dict[str, list[str]]:
+    """Return the rows of views as sorted texts, in which a time is the same in every zone of that name."""
+    return {
+        name: sorted(json.dumps(row, default=str) for row in rows) for name, rows in views.items()
+    }
 
 
 def floor(at: datetime, size: timedelta) -> datetime:

@@ -48,7 +48,7 @@ _ROWS_PER_BATCH = 100_000
 
 @dataclass(frozen=True)
 class LocalProgress:
-    """One committed batch: how many records it read, how many offsets are left, and the position after it."""
+    """One committed batch: how many offsets it read and are left, and the position after it."""
 
     batch_id: int
     read: int
@@ -109,11 +109,10 @@ class LocalRun:
             offset = committer.state_store.status(self.plan.app, JOB).get(SOURCE_OFFSET)
             offset = offset or planner.initial_offset()
             while (end := planner.next_offset(offset)) != offset:
-                read = self._commit(
-                    committer, stages, batch_id, self._rows(planner, offset, end), end
-                )
+                self._commit(committer, stages, batch_id, self._rows(planner, offset, end), end)
                 if on_batch is not None:
                     left = planner.records_left(end)
+                    read = planner.records_left(offset) - left
                     on_batch(LocalProgress(batch_id, read, left, committer.position))
                 batch_id, offset = batch_id + 1, end
             stages.close()
@@ -132,8 +131,8 @@ class LocalRun:
         batch_id: int,
         rows: Iterator[FrameRow],
         end: dict[str, Any],
-    ) -> int:
-        """Run one batch, and commit it; return how many records it read."""
+    ) -> None:
+        """Run one batch, and commit it."""
         given, state = stages.run(batch_id, rows)
         result = collect_results(self.plan, given)
         at = datetime.now(UTC)
@@ -149,8 +148,6 @@ class LocalRun:
         committer.commit(batch_id, result, status, state)
         stages.on_commit()
         EventTimesFile(self._spec.event_times).add(given)
-        ranges = (read for parts in result.ranges.values() for read in parts.values())
-        return sum(count for read in ranges for _, _, count in read)
 
     def _stages(self, committer: BatchCommitter) -> StageExecutor:
         manifests = committer.state_store.state_manifests(self.plan.app, JOB)

@@ -111,7 +111,8 @@ def check_same_program(
     if found:
         raise ConfigError(
             f"The program is not the one that the state in {folder} was made by: "
-            f"{'; '.join(found)}. Undo the change, give the app another name to build its state again "
+            f"{'; '.join(found)}. Undo the change, or see by `millstream plan` what it does, and have it done by "
+            "`millstream deploy`. Or give the app another name to build its state again "
             f"beside the old, or start over: {reset_command(folder)}."
         )
     unclear = _ambiguous_steps(stored, now)
