@@ -1,6 +1,7 @@
 """P1 to P7 of the semantics in one pipeline: windows beside those of a week ago, alerts, and parts beside parts.
 
-P2 to P6 are pages of their own. All hours are those of New York. P6's correction comes last, and is late by days.
+P2 to P6 are pages of their own. All hours are those of New York. P6's correction comes last, and is late by days. Where a
+window has to be closed, a clock passes: events of 0 on pages of its own, so many that each partition has some.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from zoneinfo import ZoneInfo
 import polars as pl
 
 import millstream as ms
-from millstream import testing
 
 ZONE = "America/New_York"
 HOUR, WEEK = timedelta(hours=1), timedelta(days=7)
+CLOCKS = 60
 
 
 def local(month, day, hour):
@@ -63,6 +64,11 @@ def hours(page, before, now):
                 yield Event(start + number * HOUR, page, n)
 
 
+def clock(at):
+    """Events that take the watermark of every partition to a time."""
+    return [Event(at + HOUR, f"clock {number}", 0) for number in range(CLOCKS)]
+
+
 def inputs():
     hundred = [100] * 6
     events = [
@@ -82,9 +88,9 @@ def inputs():
     correction = Event(START + HOUR, "p6", -20)
     early = sorted((e for e in events if e.at.month == 1), key=lambda e: e.at)
     march = sorted((e for e in events if e.at.month == 3), key=lambda e: e.at)
-    between = testing.Watermark("events", at=START + timedelta(days=2))
-    end = testing.Watermark("events", at=local(3, 15, 0) + timedelta(days=100))
-    return {"events": [*early, between, correction, *march, end]}
+    between = clock(START + timedelta(days=2))
+    end = clock(local(3, 15, 0) + timedelta(days=100))
+    return {"events": [*early, *between, correction, *march, *end]}
 
 
 def check(out):

@@ -2,13 +2,15 @@
 
 A run holds every case once in a topic of 1, once of 4 and once of 7 partitions, each cut at places of
 its own: 7 runs are 21 batchings. Of joins and tables `make test-long` makes 20 runs, and 60
-batchings. Trends are only in the kernel runner: their cases set watermarks by hand.
+batchings, and of trends.
 """
 
 import pytest
-from cases import joins, tables
+from cases import joins, tables, trends
 from cases.case import EVERY, PARTITIONS, run, trials_of
 from cases.on_spark import ON_SPARK, WITHOUT_RUNNING_TIME
+
+from millstream import testing
 
 THIRD = [case for case in WITHOUT_RUNNING_TIME if case.id in ON_SPARK]
 QUICK = [case for case in WITHOUT_RUNNING_TIME if case.id in ("A4", "C3", "D4", "E12", "F2")]
@@ -56,3 +58,21 @@ def test_every_case_of_a_join_has_one_answer_whatever_the_batches_and_partitions
 def test_tables_hold_on_spark_after_each_step_what_was_published(spark, in_turns, partitions, seed):
     trials = tables.trials_of(tables.CASES, [partitions])
     tables.run(trials, batches=1 + seed % 5, seed=seed, engine="spark")
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("partitions", "seed"),
+    [(count, seed) for seed in range(20) for count in PARTITIONS] if EVERY else [(4, 2)],
+)
+def test_trends_and_alerts_are_on_spark_what_was_published(spark, in_turns, partitions, seed):
+    out = testing.run(
+        trends.app(),
+        trends.inputs(),
+        batches=1 + seed % 5,
+        partitions=partitions,
+        seed=seed,
+        engine="spark",
+    )
+    trends.check(out)

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -259,8 +260,11 @@ class _SegmentArchiver:
         schema = pa.schema([*RECORD_SCHEMA, *self._columns.schema])
         groups: list[int] = []
         rows = undecodable = 0
-        with pq.ParquetWriter(spool, schema, **_options(schema)) as parquet:
-            for table in self._tables(schema):
+        tables = self._tables(schema)
+        first = list(islice(tables, 1))
+        options = _options(first[0] if first else schema.empty_table())
+        with pq.ParquetWriter(spool, schema, **options) as parquet:
+            for table in chain(first, tables):
                 groups += table.column("offset").to_numpy()[::ROWS_PER_GROUP].tolist()
                 rows += table.num_rows
                 undecodable += table.column("undecodable").to_numpy().sum()
@@ -309,19 +313,30 @@ class _SegmentArchiver:
             reader.close()
 
 
-def _options(schema: pa.Schema) -> dict[str, Any]:
-    """Return how columns are written: so that every Parquet reader can read them."""
+def _options(first: pa.Table) -> dict[str, Any]:
+    """Return how the columns of a file are written whose first rows these are: so that every Parquet reader can read them."""
     return {
         "compression": "lz4",  # a half larger than zstd's, and up to twice as quick to read
         "use_dictionary": [
             leaf
-            for column in schema
-            if column.name not in _ENCODED
+            for column in first.schema
+            if column.name not in _ENCODED and _repeats(first.column(column.name))
             for leaf in _leaves(column.name, column.type)
         ],
         "column_encoding": _ENCODED,
         "write_page_checksum": True,
     }
+
+
+def _repeats(column: pa.ChunkedArray) -> bool:
+    """Tell whether at least every other value of the first rows has been there: else a dictionary costs and saves nothing.
+
+    In lists and objects some members may repeat, and others not: they get dictionaries.
+    """
+    if pa.types.is_nested(column.type):
+        return True
+    sample = column.slice(0, ROWS_PER_GROUP)
+    return len(sample.unique()) * 2 <= len(sample)
 
 
 def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:

@@ -206,6 +206,20 @@ def test_a_polars_program_reads_it_as_it_is(tmp_path):
     assert rows["timestamp"].to_list() == [one["timestamp"] for one in records.values()]
 
 
+def test_only_columns_that_repeat_their_values_have_dictionaries():
+    world = World()
+    world.writer.append("t", 0, [encode_records([row(number) for number in range(100)])])
+    world.archive()
+    (name,) = world.names(".parquet")
+    file = pq.ParquetFile(pa.BufferReader(read_whole(world.disk, world.folder / name)))
+    group = file.metadata.row_group(0)
+    chunks = [group.column(place) for place in range(group.num_columns)]
+    found = {one.path_in_schema for one in chunks if one.has_dictionary_page}
+    assert {"n", "offset", "value.offset", "timestamp"}.isdisjoint(found)
+    assert {"text", "key", "partition", "headers.list.element.key"} <= found
+    assert file.read(["n"]).column("n").to_pylist() == list(range(100))
+
+
 def test_only_what_is_closed_and_settled_is_archived():
     world = World()
     identity = world.writer.transactions.register("p")
