@@ -77,7 +77,7 @@ def deploy(
     app = edited_app(file, name, address)
 
     def attempt() -> DeployResult:
-        with _shown(as_json=as_json, records_per_second=records_per_second) as on_batch:
+        with shown_batches(as_json=as_json, records_per_second=records_per_second) as on_batch:
             return work(app, on_batch, same_expressions=same_expressions, gone_ok=gone_ok)
 
     done = attempt()
@@ -105,7 +105,7 @@ def _report(app: App, done: DeployResult, *, as_json: bool) -> None:
 
 
 @contextmanager
-def _shown(*, as_json: bool, records_per_second: int | None) -> Iterator[OnBatch]:
+def shown_batches(*, as_json: bool, records_per_second: int | None) -> Iterator[OnBatch]:
     """Yield what is called after each batch: it waits if the log is read too fast, and shows how far it is."""
     began, read = time.monotonic(), 0
 

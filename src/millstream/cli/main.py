@@ -37,6 +37,7 @@ COMMANDS = {
     "ui": "Show a page of what the apps of a log do, live; serve their views over HTTP.",
     "run": "Run the pipeline that FILE declares, from where it stopped.",
     "plan": "Show what the app in FILE, as it is now, would do to the state that it has.",
+    "compare": "Compare the views that the edited app in FILE rebuilds with those that there are.",
     "deploy": "Put the app in FILE, as it is now, in the place of what has run.",
     "stop": "Stop the running APP, as Ctrl-C in its terminal would: after the current batch.",
     "rescale": "Divide the state of APP into more or fewer buckets or partitions.",

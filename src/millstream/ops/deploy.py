@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
 from millstream.client.open import open_reader
 from millstream.client.reader import Reader
 from millstream.errors import ConfigError
@@ -94,10 +96,29 @@ def deploy(
         ConflictError: the app was run meanwhile. Deploy again.
     """
     plan = plan_change(app, same_expressions=same_expressions)
-    _check_possible(app, plan, gone_ok=gone_ok)
-    if plan.boundary is None or not (plan.verdict != "keeps" or plan.change.moves_state):
+    deployment = prepare(app, plan, same_expressions=same_expressions, gone_ok=gone_ok)
+    if deployment is None:
         _remove_next(app)
         return DeployResult(app.name, plan, 0, switched=True)
+    records = deployment.compute(on_batch, rows_per_batch)
+    if active_runs(app.folder):
+        return DeployResult(app.name, plan, records, switched=False)
+    deployment.switch()
+    _remove_next(app)
+    return DeployResult(app.name, plan, records, switched=True)
+
+
+def prepare(
+    app: App, plan: ChangePlan, *, same_expressions: bool, gone_ok: bool
+) -> Deployment | None:
+    """Return the deployment of an edited app; None if a run goes on without one.
+
+    Raises:
+        ConfigError: it is not possible; see :func:`deploy`.
+    """
+    _check_possible(app, plan, gone_ok=gone_ok)
+    if plan.boundary is None or (plan.verdict == "keeps" and not plan.change.moves_state):
+        return None
     with open_state_store(app.state_store, readonly=True) as store:
         stored = store.program(app.name, JOB)
     assert stored is not None, "there is a boundary"
@@ -105,13 +126,7 @@ def deploy(
         raise ConfigError(
             f"{app.name} was rescaled, and has not run since. Run it once as it was, and then deploy."
         )
-    deployment = _Deployment(app, plan, stored, same_expressions=same_expressions)
-    records = deployment.compute(on_batch, rows_per_batch)
-    if active_runs(app.folder):
-        return DeployResult(app.name, plan, records, switched=False)
-    deployment.switch()
-    _remove_next(app)
-    return DeployResult(app.name, plan, records, switched=True)
+    return Deployment(app, plan, stored, same_expressions)
 
 
 def _remove_next(app: App) -> None:
@@ -145,8 +160,11 @@ def _check_possible(app: App, plan: ChangePlan, *, gone_ok: bool) -> None:
 
 
 @dataclass(frozen=True)
-class _Deployment:
-    """One edited app beside the state that another program has left."""
+class Deployment:
+    """One edited app beside the state that another program has left.
+
+    ``change`` is what was planned, and ``stored`` the program that made the state.
+    """
 
     app: App
     change: ChangePlan
@@ -172,6 +190,7 @@ class _Deployment:
 
     @property
     def rebuilt_views(self) -> set[str]:
+        """The views whose rows are computed anew."""
         return {
             part.name
             for part in self.change.change.parts
@@ -192,15 +211,24 @@ class _Deployment:
                 found.append(replace(output, spec=ForeachSinkSpec(_discard)))
         return found
 
-    def compute(self, on_batch: Callable[[LocalProgress], None] | None, rows_per_batch: int) -> int:
-        """Compute what is rebuilt up to the app's position; return how many records that read."""
+    def compute(
+        self,
+        on_batch: Callable[[LocalProgress], None] | None,
+        rows_per_batch: int,
+        position: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Compute what is rebuilt up to a position, by default the app's as it was planned.
+
+        Return how many records that read.
+        """
         outputs = self.outputs()
         if not outputs:
             return 0
         from millstream.spark.local_run import LocalRun  # noqa: PLC0415 - loads pyspark
 
         part = self._part(outputs)
-        self._remove_other(part)
+        ends = _end_offsets(open_reader(self.app.log), part, position or self.ends)
+        self._remove_other(part, ends)
         self.folder.mkdir(parents=True, exist_ok=True)
         read = []
 
@@ -209,10 +237,14 @@ class _Deployment:
             if on_batch is not None:
                 on_batch(progress)
 
-        ends = _end_offsets(open_reader(self.app.log), part, self.ends)
         run = LocalRun(part, self.app.log, self.folder, self._store, rows_per_batch)
         run.run(ends, count, partitioning=dict(self.stored.partitioning))
         return sum(read)
+
+    def rows(self, view: str) -> pl.DataFrame:
+        """Return the rows of a rebuilt view as they have been computed."""
+        with open_state_store(self._store, readonly=True) as store:
+            return store.scan(view)
 
     def switch(self) -> None:
         """Let the new program take the place of the one before. The app is stopped."""
@@ -268,15 +300,21 @@ class _Deployment:
     def _store(self) -> Path:
         return self.folder / STATE_STORE_FILE
 
-    def _remove_other(self, part: JobPlan) -> None:
-        """Remove what was computed for another edit, or with other buckets."""
+    def _remove_other(self, part: JobPlan, ends: Mapping[str, list[int]]) -> None:
+        """Remove what was computed for another edit, with other buckets, or past the app: it was restored since."""
         if not self._store.exists():
             shutil.rmtree(self.folder, ignore_errors=True)
             return
         now = StoredProgram.of(part, self.stored.partitioning)
         with open_state_store(self._store) as store:
-            known = store.program(self.app.name, JOB)
-        if known is None or known.to_json() != now.to_json():
+            known, read = store.program(self.app.name, JOB), store.position(self.app.name)
+        past = any(
+            offset > ends[topic][int(partition)]
+            for topic, offsets in read.items()
+            for partition, offset in offsets.items()
+            if topic in ends
+        )
+        if known is None or known.to_json() != now.to_json() or past:
             shutil.rmtree(self.folder)
 
 
