@@ -8,12 +8,12 @@
    the parts in the place of the old ones (`views/state_store/program_switch.py`, with the crash table). Steps
    that keep their state keep it; topics, datasets and functions go on.
 
-`next/` is removed after that; a crash before leaves it, and the next deployment removes it.
+What the app was then is kept in ``previous/`` (`ops/previous_version.py`), so that going back reads only what came
+since. ``next/`` is removed after that; a crash before leaves it, and the next deployment removes it.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -28,12 +28,12 @@ from millstream.errors import ConfigError
 from millstream.kernels.adopted_state import StatePart, combine_state
 from millstream.kernels.definition import canonical_text
 from millstream.kernels.plan import ForeachSinkSpec, JobPlan, ViewSinkSpec
-from millstream.log.files import DISK
 from millstream.object_store.address import is_url
 from millstream.ops.plan import ChangePlan, buckets_of_state, plan_change
+from millstream.ops.previous_version import BEGUN_FROM, PreviousVersion, keep_previous, link_runs
 from millstream.pipeline.compiler import compile_plan
 from millstream.pipeline.graph import Output
-from millstream.views.commit.committer import view_schemas
+from millstream.views.commit.committer import DEAD_LETTERS_VIEW, view_schemas
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.coverage import (
     STATE_STORE_VIEW,
@@ -238,6 +238,8 @@ class Deployment:
                 on_batch(progress)
 
         run = LocalRun(part, self.app.log, self.folder, self._store, rows_per_batch)
+        if not self._store.exists():
+            PreviousVersion(self.app.name, self.app.folder).begin(run, part, ends)
         run.run(ends, count, partitioning=dict(self.stored.partitioning))
         return sum(read)
 
@@ -265,13 +267,17 @@ class Deployment:
             )
 
     def _switch(self, live: StateStore, start: RunStart, beginning: RunProgram) -> ProgramSwitch:
+        there = {schema.name for schema in live.views()} - {DEAD_LETTERS_VIEW}
+        declared = {sink.name for sink in self.plan.sinks if sink.spec == ViewSinkSpec()}
+        replaced = sorted(there & self.rebuilt_views | there - declared)
+        keep_previous(self.app.folder, live, self.app.name, replaced, beginning.at)
         kept = StatePart(live.state_manifests(self.app.name, JOB), self.change.change.kept)
         outputs = self.outputs()
         if not outputs:
             manifests = combine_state(self.plan, kept, StatePart({}, {}))
             return ProgramSwitch(beginning, self.ends, manifests)
         names = _NewNames(start.run)
-        _link_runs(self.folder / "runs", self.app.folder / "runs", names)
+        link_runs(self.folder / "runs", self.app.folder / "runs", names)
         with open_state_store(self._store, readonly=True) as store:
             keys = _keys_in_part(self.program, self._part(outputs))
             rebuilt = StatePart(store.state_manifests(self.app.name, JOB), keys, names)
@@ -285,7 +291,9 @@ class Deployment:
         starts: dict[str, dict[str, int]] = {}
         for one in self.change.replays:
             starts.setdefault(one.topic, {})[str(one.partition)] = one.start
-        since = BatchBoundary(0, starts, at) if self.change.gone else None
+        with open_state_store(self._store, readonly=True) as store:
+            has_all = store.description(self.app.name, BEGUN_FROM) is not None
+        since = BatchBoundary(0, starts, at) if self.change.gone and not has_all else None
         return {
             (name, label): replace(one, spans=(CoverageSpan(since),))
             for (name, label), one in initial_coverage(self.plan).items()
@@ -349,13 +357,3 @@ class _NewNames:
 
     def __call__(self, name: str) -> str:
         return f"{self.run}-{name.partition('-')[2]}"
-
-
-def _link_runs(source: Path, target: Path, names: _NewNames) -> None:
-    """Make all runs of a folder appear in another one, durably, without copying them."""
-    target.mkdir(parents=True, exist_ok=True)
-    for path in sorted(source.glob("*")) if source.exists() else ():
-        link = target / names(path.name)
-        link.unlink(missing_ok=True)
-        os.link(path, link)
-    DISK.sync_folder(target)

@@ -17,8 +17,8 @@ a crash after                                    leaves
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from millstream.views.commit.committer import BatchCommitter, collect_results
 from millstream.views.commit.ledger import Position
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.commit.time_status import time_status
-from millstream.views.schema import JOB
+from millstream.views.schema import JOB, Fence, ViewChange
 from millstream.views.store_location import StoreLocation
 
 SOURCE_OFFSET = "source_offset"
@@ -116,6 +116,39 @@ class LocalRun:
                     on_batch(LocalProgress(batch_id, read, left, committer.position))
                 batch_id, offset = batch_id + 1, end
             stages.close()
+
+    def begin_from(
+        self,
+        offset: Mapping[str, Any],
+        position: Position,
+        views: Sequence[ViewChange],
+        manifests: Mapping[tuple[int, int], bytes],
+        *,
+        partitioning: Mapping[str, int],
+    ) -> None:
+        """Begin with what another store of the same program has, as if it were the first batch. One transaction.
+
+        Args:
+            offset: The source offset up to which that was computed, of all topics that it read.
+            position: The same as a position, of the topics that the plan reads.
+        """
+        known = SourceOffset.from_json(offset)
+        own = replace(
+            known,
+            topics={topic: known.topics[topic] for topic in position},
+            behind={},
+            topic_ids={topic: known.topic_ids[topic] for topic in position},
+            removals={t: last for t, last in known.removals.items() if t in position},
+        )
+        with open_committer(self.plan, self.store, self.log) as committer:
+            committer.begin_run(JOB, _CHECKPOINT_ID, partitioning=partitioning)
+            committer.state_store.commit(
+                Fence(self.plan.app, JOB, committer.run, 0),
+                views,
+                position=position,
+                status={SOURCE_OFFSET: own.to_json()},
+                state=manifests,
+            )
 
     def _rows(
         self, planner: LogPlanner, start: dict[str, Any], end: dict[str, Any]

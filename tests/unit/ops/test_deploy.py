@@ -79,7 +79,9 @@ CRASHES = {
     "a batch is computed": (crash_after, BatchCommitter, "commit", False),
     "before the switch": (crash_before, BatchCommitter, "switch_program", False),
     "the run that switches has its number": (crash_after, StateStore, "begin_run", False),
-    "the runs of state are in the folder": (crash_after, deployment, "_link_runs", False),
+    "the old version is to be kept": (crash_before, deployment, "keep_previous", False),
+    "the old version is kept": (crash_after, deployment, "keep_previous", False),
+    "the runs of state are in the folder": (crash_after, deployment, "link_runs", False),
     "within the transaction": (crash_before, state_store, "put_program", False),
     "at the end of the transaction": (crash_after, state_store, "put_program", False),
     "after the transaction": (crash_after, StateStore, "switch_program", True),
@@ -253,3 +255,47 @@ def test_before_the_first_batch_there_is_nothing_to_deploy(tmp_path):
     edited.append(events(20, 1))
     edited.run(app)
     assert edited.views(app)["per_ad"] == per_ad(events(20, 1))
+
+
+def test_going_back_reads_only_what_came_since(tmp_path):
+    edited, rows = began(tmp_path)
+    deploy(edited.write(*EDIT, (BUSY, "")))
+    for seed in (6, 7):
+        more = events(40, seed, first=len(rows))
+        edited.append(more)
+        edited.run(edited.write(*EDIT, (BUSY, "")))
+        rows += more
+    app = edited.write()
+    assert deploy(app).records == 80
+    assert edited.views(app) == answers(rows)
+    more = events(40, 8, first=len(rows))
+    edited.append(more)
+    edited.run(app)
+    rows += more
+    assert edited.views(app) == answers(rows)
+    with open_state_store(app.state_store, readonly=True) as store:
+        assert all(partial_note(store.coverage(view)) is None for view in answers(rows))
+    # And forward again, to a version that has been kept in its turn.
+    app = edited.write(*EDIT, (BUSY, ""))
+    assert deploy(app).records == 40
+    assert edited.views(app)["per_kind"] == per_kind(rows, 3)
+
+
+def test_a_third_version_uses_nothing_of_one_that_differs(tmp_path):
+    edited, rows = began(tmp_path)
+    deploy(edited.write(*EDIT))
+    app = edited.write(("FACTOR = 2", "FACTOR = 7"))
+    assert deploy(app).records == len(rows)
+    assert edited.views(app) == answers(rows) | {"per_kind": per_kind(rows, 7)}
+
+
+def test_going_back_after_the_log_has_lost_records_needs_them_no_more(tmp_path):
+    edited, rows = began(tmp_path, partitions=1)
+    deploy(edited.write(*EDIT))
+    with ms.connect(edited.log) as log:
+        log.delete_records("clicks", 0, 100)
+    app = edited.write()
+    assert deploy(app, gone_ok=True).records == 0
+    assert edited.views(app) == answers(rows)
+    with open_state_store(app.state_store, readonly=True) as store:
+        assert partial_note(store.coverage("per_ad")) is None
