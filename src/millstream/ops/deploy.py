@@ -270,7 +270,8 @@ class Deployment:
         there = {schema.name for schema in live.views()} - {DEAD_LETTERS_VIEW}
         declared = {sink.name for sink in self.plan.sinks if sink.spec == ViewSinkSpec()}
         replaced = sorted(there & self.rebuilt_views | there - declared)
-        keep_previous(self.app.folder, live, self.app.name, replaced, beginning.at)
+        if not is_url(self.app.state):  # runs in an object store cannot be kept by links
+            keep_previous(self.app.folder, live, self.app.name, replaced, beginning.at)
         kept = StatePart(live.state_manifests(self.app.name, JOB), self.change.change.kept)
         outputs = self.outputs()
         if not outputs:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -299,3 +301,59 @@ def test_going_back_after_the_log_has_lost_records_needs_them_no_more(tmp_path):
     assert edited.views(app) == answers(rows)
     with open_state_store(app.state_store, readonly=True) as store:
         assert partial_note(store.coverage("per_ad")) is None
+
+
+TOPIC = (
+    'per_kind.view("per_kind")',
+    'per_kind.to("weights", key="kind")',
+)
+
+
+def test_a_step_that_leads_to_a_topic_alone_is_rebuilt_and_the_topic_goes_on(tmp_path):
+    edited = EditedApp(tmp_path, 4)
+    edited.create()
+    with ms.connect(edited.log) as log:
+        log.create_topic("weights", partitions=1)
+    rows = events(60, 5)
+    edited.append(rows)
+    edited.run(edited.write(TOPIC))
+    app = edited.write(TOPIC, ("FACTOR = 2", "FACTOR = 3"))
+    plan = plan_change(app)
+    said = {
+        part.kind: part for part in plan.change.parts if part.name in ("per_kind", "to(weights)")
+    }
+    assert said["step"].verdict == "rebuilds"
+    assert said["topic"].verdict == "keeps"
+    assert "what was written before stays" in said["topic"].why[-1]
+
+    def weights():
+        with ms.connect(edited.log) as log:
+            values = log.read("weights", 0)["value"].to_pylist()
+        return [(row["kind"], row["weight"]) for row in map(json.loads, values)]
+
+    before = weights()
+    assert deploy(app).records == len(rows)
+    assert weights() == before  # nothing is written again
+    more = events(30, 6, first=len(rows))
+    edited.append(more)
+    edited.run(app)
+    last = dict(weights()[len(before) :])
+    assert last == {row[2]: row[3] for row in per_kind([*rows, *more], 3)}
+
+
+def test_after_an_upgrade_only_the_user_can_say_that_code_is_the_same(tmp_path):
+    edited, rows = began(tmp_path)
+    app = edited.write(("FACTOR = 2", "FACTOR = 3"))  # as if another Python described it so
+    with open_state_store(app.state_store) as store:
+        program = store.program(app.name, JOB)
+        older = replace(program, versions={**program.versions, "Python": "3.10"}).to_json()
+        store._write(lambda db: db.execute("UPDATE _programs SET program = ?", (older,)))
+    plan = plan_change(app)
+    verdicts = {part.name: part.verdict for part in plan.change.parts if part.kind == "step"}
+    assert verdicts == {"per_ad": "keeps", "per_kind": "refuses", "busy": "keeps"}
+    assert plan.exit_code == 4
+    with pytest.raises(ConfigError, match=r"Python was 3\.10"):
+        deploy(app)
+    assert plan_change(app, same_expressions=True).verdict == "keeps"
+    edited.run(app, same_expressions=True)
+    assert edited.views(app) == answers(rows)
