@@ -72,7 +72,7 @@ LOWERED: dict[str, dict[str, float]] = {
     "kernels.sessions.config": {"_SLOTS_PER_GAP": 1},
     "kernels.windows.sliding_windows": {"_SLOTS_PER_SIZE": 1},
     "kernels.state.sorted_runs": {"PART_ROWS": 2, "_SAMPLES": 1},
-    "kernels.state.appended_rows": {"_FAN_IN": 2, "_CHUNK_BYTES": 3000},
+    "kernels.state.appended_rows": {"_FAN_IN": 2, "_CHUNK_BYTES": 3000, "_SMALL_CHUNKS_MAX": 1},
     "kernels.windows.window_operator": {"SLOTS_OPEN_MAX": 1, "_APART": 0, "_SAMPLED_MIN": 1},
     "kernels.tables.group_sets": {"_ID_BITS": 1, "_VALUE_BITS": 1, "_SETS_MAX": 2, "_FEW": 1},
     "log.archive": {"ROWS_PER_GROUP": 2, "_GROUPS_PER_READ": 1},

@@ -21,6 +21,7 @@ from millstream.views.address import PostgresAddress, postgres_address
 PASSWORD_VARIABLE = "MILLSTREAM_CAPTURE_PASSWORD"  # noqa: S105 - its name
 POSTGRES_SCHEMES = ("postgresql", "postgres")
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,99}")
+_TAKEN_ENDS = (".transaction", ".progress", "-signal", ".outbox.dead")
 _REPLICA_IDS = 1 << 31  # the upper half is for us: people number their replicas from 1
 
 
@@ -177,5 +178,12 @@ def _checked_name(name: str) -> str:
         raise ConfigError(
             f"the capture's name is {name!r}. Give up to 100 letters, digits and . _ -, the first a letter or digit: "
             "topics begin with it."
+        )
+    taken = next((one for one in _TAKEN_ENDS if name.endswith(one)), None)
+    if taken is not None or name.partition(".")[0] == "outbox":
+        other = "events of an outbox" if taken is None else "another capture"
+        raise ConfigError(
+            f"the capture's name is {name!r}: topics with such names are those of {other}. Give another name that does not "
+            f"begin with outbox, nor end with {', '.join(_TAKEN_ENDS)} (--name)."
         )
     return name

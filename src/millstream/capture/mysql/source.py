@@ -100,19 +100,21 @@ class MariaDbSource:
         self._heartbeat_s = heartbeat_s
         self._rereads: deque[RereadRequest] = deque()
 
-    def check(self) -> None:
-        """Return if the server can be captured.
+    def check(self) -> list[tuple[str, str]]:
+        """Return the tables that are captured, if the server can be.
 
         Raises:
             ConfigError: it cannot; the message has each reason, and the statement that mends it.
             RetriableError: it does not respond.
         """
         with MariaDbSession(self._address) as session:
-            if not self._check(session):
+            names = self._check(session)
+            if not names:
                 raise ConfigError(
                     f"no table of {self._address.shown} is among those to be captured, {self._wanted}. Name tables "
                     "that are there and may be read: table or database.table, with * and ?."
                 )
+        return names
 
     def _check(self, session: MariaDbSession) -> list[tuple[str, str]]:
         refuse_faults(server_faults(session), self._address.shown)

@@ -113,8 +113,8 @@ class SqliteSource:
     def _wanted(self, table: str) -> bool:
         return self._patterns(DATABASE, table)
 
-    def check(self) -> None:
-        """Return if the database can be captured; nothing is written.
+    def check(self) -> list[tuple[str, str]]:
+        """Return the tables that are captured, if the database can be; nothing is written.
 
         Raises:
             ConfigError: it cannot; the message has each reason, and what mends it.
@@ -128,6 +128,7 @@ class SqliteSource:
                 f"no table of {str(self._path)!r} is among those to be captured, {self._patterns}. Name tables that "
                 "are there, with * and ?."
             )
+        return [(DATABASE, name) for name in tables]
 
     def remove(self) -> list[str]:
         """Take the triggers and tables of capture out of the database; return their names.
