@@ -268,7 +268,7 @@ def test_a_collection_without_images_is_refused_with_the_command_that_mends_it(d
     mend = 'collMod: "plain", changeStreamPreAndPostImages: {enabled: true}'
     with pytest.raises(ConfigError, match=mend):
         source(deployment).check()
-    source(deployment, "orders").check()
+    assert source(deployment, "orders").check() == [("shop", "orders")]
     replica.follow(source(deployment, "orders", "p*r*"), now)
     deployment.create("paper", images=False)
     with pytest.raises(ConfigError, match='collMod: "paper"'):
