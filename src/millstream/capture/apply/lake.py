@@ -203,10 +203,15 @@ class LakeTarget:
         pending = self._pending.get(table.collection)
         lake = self._table_of(table)
         there = lake.schema()
-        if there is not None and before is None and lake.marker() < 0:
+        if there is not None and before is None:
+            # With a marker it is of a state that is gone, and would pass over batches of a new one.
+            by_whom = "`millstream apply` has not written"
+            if lake.marker() >= 0:
+                by_whom = (
+                    f"{self._state_path} does not know: its state is gone, or of an older copy"
+                )
             raise ConfigError(
-                f"{self.shown} has a table {table.collection} that `millstream apply` has not written. Apply into "
-                "another folder."
+                f"{self.shown} has a table {table.collection} that {by_whom}. Apply into another folder."
             )
         emptied = pending is not None and pending.truncate and not pending.rows
         wanted = LakeColumns(table, self._as_text).schema

@@ -279,6 +279,22 @@ def test_a_lake_has_one_writer_and_one_capture(tmp_path):
     assert state["marker"] == 0
 
 
+@pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg"])
+def test_tables_whose_state_is_gone_are_not_applied_to_from_the_beginning(tmp_path, kind):
+    """They have the marks of later batches, by which a crash would pass over batches of the new state."""
+    database = ModelDatabase(3)
+    with connect(tmp_path / "log") as log:
+        write(log, [database.unit() for _ in range(4)])
+    run = ms.apply("shop", f"{kind}:///{tmp_path}/lake", log=tmp_path / "log")
+    run.run(until="caught-up")
+    (tmp_path / "lake" / "_millstream" / "shop.json").unlink()
+    before = [read_back(kind, tmp_path / "lake", table) for table in TABLES]
+    again = ms.apply("shop", f"{kind}:///{tmp_path}/lake", log=tmp_path / "log")
+    with pytest.raises(ConfigError, match=r"shop\.json does not know: its state is gone"):
+        again.run(until="caught-up")
+    assert [read_back(kind, tmp_path / "lake", table) for table in TABLES] == before
+
+
 @pytest.mark.parametrize(
     ("url", "words"),
     [
