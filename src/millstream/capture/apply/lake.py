@@ -35,7 +35,7 @@ from millstream.capture.apply.applied_table import AppliedTable, Row, RowBatch
 from millstream.capture.apply.batch_writer import comparable_key
 from millstream.capture.apply.lake_values import LakeColumns
 from millstream.capture.apply.table_notes import note_of, table_from_note
-from millstream.errors import ConfigError, CorruptionError, RetriableError
+from millstream.errors import ConfigError, ConflictError, CorruptionError, RetriableError
 from millstream.log.files import DISK, replace_file
 
 FOLDER = "_millstream"
@@ -166,6 +166,7 @@ class LakeTarget:
         self._pending.clear()
 
     def commit(self, state: str) -> None:
+        self._refuse_older_state()
         marker, changes = self._marker + 1, []
         for pending in self._pending.values():
             columns = LakeColumns(pending.table, self._as_text)
@@ -190,6 +191,19 @@ class LakeTarget:
         for change in changes:
             self._give(change)
         self._pending.clear()
+
+    def _refuse_older_state(self) -> None:
+        """Return if no table has a later batch than the state: that is always written first.
+
+        Raises:
+            ConflictError: one has.
+        """
+        for pending in self._pending.values():
+            if self._table_of(pending.table).marker() > self._marker:
+                raise ConflictError(
+                    f"{pending.table.collection} of {self.shown} has later batches than {self._state_path}, which was set "
+                    "back to an older copy. Restore the whole folder, or apply into another one."
+                )
 
     def _give(self, change: LakeChange) -> None:
         try:

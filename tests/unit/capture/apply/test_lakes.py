@@ -16,7 +16,7 @@ from millstream.capture.apply.parquet import ParquetTable, parquet_files, parque
 from millstream.capture.apply.run import ApplySession
 from millstream.capture.units import CaptureUnit, TableChange, TableDefinition
 from millstream.client import connect
-from millstream.errors import ConfigError, RetriableError
+from millstream.errors import ConfigError, ConflictError, RetriableError
 
 FORMATS = ("parquet", "delta", "iceberg")
 
@@ -292,6 +292,24 @@ def test_tables_whose_state_is_gone_are_not_applied_to_from_the_beginning(tmp_pa
     again = ms.apply("shop", f"{kind}:///{tmp_path}/lake", log=tmp_path / "log")
     with pytest.raises(ConfigError, match=r"shop\.json does not know: its state is gone"):
         again.run(until="caught-up")
+    assert [read_back(kind, tmp_path / "lake", table) for table in TABLES] == before
+
+
+@pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg"])
+def test_a_state_that_was_set_back_is_refused(tmp_path, kind):
+    database = ModelDatabase(3, unavailable=False)
+    state = tmp_path / "lake" / "_millstream" / "shop.json"
+    run = ms.apply("shop", f"{kind}:///{tmp_path}/lake", log=tmp_path / "log")
+    with connect(tmp_path / "log") as log:
+        write(log, [database.unit(), database.unit()])
+        run.run(until="caught-up")
+        older = state.read_bytes()
+        write(log, [database.unit() for _ in range(9)])
+        run.run(until="caught-up")
+        state.write_bytes(older)
+    before = [read_back(kind, tmp_path / "lake", table) for table in TABLES]
+    with pytest.raises(ConflictError, match="was set back to an older copy"):
+        run.run(until="caught-up")
     assert [read_back(kind, tmp_path / "lake", table) for table in TABLES] == before
 
 
