@@ -3,9 +3,10 @@
     python benchmarks/large_outputs.py [--rows 10000000] [--rounds 1]
 
 A standalone cluster of Spark with two executors of one core, on this machine, and a PostgreSQL of its own. A few
-events become that many rows in a step, so that little else than the output is measured: to a dataset, and to a
-view of PostgreSQL with that many keys. Both ways run the same code but for the decision which of them writes
-(`tasks_write_outputs` in `spark/job.py`). Each case is a driver process of its own.
+events become that many rows in a step, so that little else than the output is measured: to a dataset, to a
+view of PostgreSQL with that many keys, and to a topic of the log in a folder. Both ways run the same code but for the decision
+which of them writes (`tasks_write_outputs` in `spark/job.py`); topics are the driver's in any case. Each case is a driver
+process of its own.
 
 CPU is that of all processes (driver, executors, JVMs, server); memory the most of the driver's Python process,
 which holds what goes through it. Each case ends with a check of the rows that are there.
@@ -29,10 +30,12 @@ import psycopg
 from _measure import spread, table, tree_cpu_s
 
 import millstream as ms
+from millstream.client.open import open_reader
 
 FAN_OUT = 1000
 EVENTS_TOPIC = "events"
-SINKS = ("dataset", "view")
+OUTPUT_TOPIC = "rows"
+SINKS = ("dataset", "view", "topic")
 
 
 def fan_out(events):
@@ -50,8 +53,10 @@ def declare(log, store, sink):
     rows = events.stream().map_frames(fan_out, rows="any")
     if sink == "dataset":
         rows.dataset(Path(log) / "rows")
-    else:
+    elif sink == "view":
         rows.view("rows", key="id", store=store)
+    else:
+        rows.to(OUTPUT_TOPIC, key="id", partitions=4)
     return app
 
 
@@ -111,11 +116,22 @@ def case(folder, server, cluster, rows, sink, way, number):
     if sink == "dataset":
         ids = ms.dataset(log / "rows").scan().select("id").collect()["id"]
         counted = (len(ids), ids.n_unique())
+    elif sink == "topic":
+        keys = pl.concat(list(written_keys(log)))
+        counted = (len(keys), keys.n_unique())
     else:
         with psycopg.connect(store) as connection:
             counted = connection.execute("SELECT count(*), count(DISTINCT id) FROM rows").fetchone()
     assert counted == (rows, rows), counted
     return found
+
+
+def written_keys(log):
+    """Yield the keys of the records of the topic, batch by batch."""
+    reader = open_reader(log)
+    for partition, (start, end) in enumerate(reader.offsets(OUTPUT_TOPIC)):
+        for batch in reader.read(OUTPUT_TOPIC, partition, start, end):
+            yield pl.Series(batch.column("key"))
 
 
 def main():
@@ -141,7 +157,11 @@ def main():
         cluster.environment["PYTHONPATH"] = os.pathsep.join(
             [cluster.environment["PYTHONPATH"], str(Path(__file__).parent)]
         )
-        cases = [(sink, way) for sink in options.sinks.split(",") for way in ("driver", "tasks")]
+        cases = [
+            (sink, way)
+            for sink in options.sinks.split(",")
+            for way in (("driver",) if sink == "topic" else ("driver", "tasks"))
+        ]
         for number in range(options.rounds * len(cases)):
             of = cases[number % len(cases)]
             found = case(folder, server, cluster, options.rows, *of, number)

@@ -362,14 +362,16 @@ class _Unit:
         orders = numbers(np.arange(table.count + 1, table.count + count + 1))
         self.total += count
         table.count += count
-        first, then = b'{"before":null,"after":', b',"source":'
-        more = b""
+        rows: tuple[Any, ...] = (b'{"before":null,"after":', block.rows)
+        then, more = b',"source":', b""
         if block.op == "d":
-            first, then = b'{"before":', b',"after":null,"source":'
+            rows, then = (b'{"before":', block.rows), b',"after":null,"source":'
         elif missing := self._missing(table.name, block.columns):
             more = b',"unavailable":' + to_json(missing)
+        if block.before is not None:
+            rows = (b'{"before":', block.before, b',"after":', block.rows)
         last = b'},"op":"%b",%b%b}' % (block.op.encode(), _times_json(self.maker.clock_ms()), more)
-        pieces = (first, block.rows, then + table.source, totals, table.transaction, totals)
+        pieces = (*rows, then + table.source, totals, table.transaction, totals)
         ending = (b',"data_collection_order":', orders, last)
         values = joined([*pieces, *ending])
         keys = block.keys

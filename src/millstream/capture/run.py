@@ -347,11 +347,12 @@ def capture(
         orders.run(until="caught-up")
 
     Args:
-        url: The database: ``postgresql://user@host:5432/database``, ``mariadb://user@host:3306/database`` or
-            ``sqlite:///path/to/file``. A password in a URL is seen by others on the machine: leave it to the
+        url: The database: ``postgresql://user@host:5432/database``, ``mariadb://user@host:3306/database``,
+            ``mongodb://user@host:27017/database`` or ``sqlite:///path/to/file``. A password in a URL is seen by others on the machine: leave it to the
             variable MILLSTREAM_CAPTURE_PASSWORD.
         tables: Which tables, with ``*`` and ``?``: ``table``, or ``schema.table`` (of PostgreSQL) or
-            ``database.table`` (of MariaDB). ``table`` alone is one of the schema ``public``, or of the database.
+            ``database.table`` (of MariaDB). ``table`` alone is one of the schema ``public``, or of the database. Of MongoDB
+            they are collections of the database.
         to: The folder of the log, or ``kafka://host:port``.
         name: What topics begin with; by default the database's name. The changes of a table are in
             ``<name>.<schema or database>.<table>``, in Debezium's envelope. A pipeline reads it as a table:

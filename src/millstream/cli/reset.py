@@ -99,7 +99,7 @@ def _removed(found: AppFootprint) -> list[str]:
         lines.append(f"  in {kept.shown}: {views}")
     for dataset in found.datasets:
         files = pluralize(dataset.files, "file")
-        lines.append(f"  dataset {dataset.folder}: {files}, {describe_bytes(dataset.size_bytes)}")
+        lines.append(f"  dataset {dataset.address}: {files}, {describe_bytes(dataset.size_bytes)}")
     if found.objects is not None:
         count = pluralize(found.objects.count, "object")
         lines.append(f"  runs of state at {found.objects.place.text}: {count}")
@@ -138,7 +138,7 @@ def _values(found: AppFootprint) -> dict[str, Any]:
         "state_store": None if found.state_store is None else str(found.state_store),
         "databases": {kept.shown: list(kept.views) for kept in found.databases.values()},
         "datasets": {
-            str(one.folder): {"files": one.files, "size_bytes": one.size_bytes}
+            one.address: {"files": one.files, "size_bytes": one.size_bytes}
             for one in found.datasets
         },
         "objects": (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -42,6 +42,9 @@ PORT_DEAD_LETTERS = 2
 PORT_FIRST = 8  # operators and sinks are numbered from here
 
 
+# What the JVM holds as one array has less than 2 GiB, and Spark holds a row of frames several times.
+FRAME_BYTES_MAX = 128 << 20
+
 # Bytes, or what shows bytes of a file that is mapped into memory.
 Frame = bytes | memoryview
 
@@ -67,6 +70,21 @@ class FrameRow(NamedTuple):
     port: int
     bucket: int
     frame: Frame
+
+
+def cut_for_frames(table: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """Yield a table in slices of which each is small enough for a frame, or is one row."""
+    return sliced(table, FRAME_BYTES_MAX)
+
+
+def sliced(table: pl.DataFrame, bytes_max: int) -> Iterator[pl.DataFrame]:
+    """Yield a table in slices that take no more memory than is allowed, or are one row."""
+    if table.height <= 1 or table.estimated_size() <= bytes_max:
+        yield table
+        return
+    half = table.height // 2
+    yield from sliced(table[:half], bytes_max)
+    yield from sliced(table[half:], bytes_max)
 
 
 def encode_frame(table: pl.DataFrame) -> Frame:

@@ -127,7 +127,7 @@ class Ingest:
         for route in out:
             yield from route.frames(0)
         if self.dead_letters:
-            yield self.ledger.frame(PORT_DEAD_LETTERS, 0, pl.concat(self.dead_letters))
+            yield from self.ledger.frames(PORT_DEAD_LETTERS, 0, pl.concat(self.dead_letters))
         yield from self._time_messages(replace(planned, splits=tuple(times)))
         yield self.ledger.report_row(0)
 

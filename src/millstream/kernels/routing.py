@@ -30,6 +30,7 @@ from millstream.kernels.frames import (
     WATERMARK_SEEN,
     Frame,
     FrameRow,
+    cut_for_frames,
     encode_frame,
     encode_message,
     visible,
@@ -103,10 +104,11 @@ class TaskLedger:
     sent: Counter[str] = field(default_factory=Counter)
     arrived: Counter[str] = field(default_factory=Counter)
 
-    def frame(self, port: int, bucket: int, table: pl.DataFrame) -> FrameRow:
-        """Make a frame of a table that goes to a port, and count its rows as sent."""
+    def frames(self, port: int, bucket: int, table: pl.DataFrame) -> Iterator[FrameRow]:
+        """Yield the frames of a table that goes to a port: one, or several of a large one. Its rows count as sent."""
         self.sent[str(port)] += table.height
-        return FrameRow(port, bucket, encode_frame(table))
+        for part in cut_for_frames(table):
+            yield FrameRow(port, bucket, encode_frame(part))
 
     def time_message(self, to: int, bucket: int, message: Frame) -> FrameRow:
         """Send a message about time to an operator, and count it."""
@@ -279,7 +281,7 @@ class ConsumerRouter:
         operator = self.edge.operator
         if operator is None:
             table = pl.concat(self.tables).drop(WATERMARK_SEEN, strict=False)
-            yield self.ledger.frame(self.edge.port, first_bucket, self._latest(table))
+            yield from self.ledger.frames(self.edge.port, first_bucket, self._latest(table))
             return
         table = operator.pack(self.tables, self.edge.number)
         hashes = hash_columns(table, operator.by, self.buckets.seed)
@@ -289,7 +291,7 @@ class ConsumerRouter:
             _BUCKET, as_dict=True, include_key=False
         )
         for (bucket,), part in divided.items():
-            yield self.ledger.frame(self.edge.port, int(bucket), part)
+            yield from self.ledger.frames(self.edge.port, int(bucket), part)
 
     def _note_hot_key(self, table: pl.DataFrame, by: Sequence[str], hashes: Hashes) -> None:
         """Note a key that most rows have: they all go to one bucket."""

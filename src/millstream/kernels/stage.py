@@ -244,13 +244,13 @@ class OperatorRun:
                 route.take(emitted)
                 yield from route.frames(self.bucket)
             if dead := dead_letters.drain_rows(self.topics):
-                yield self.ledger.frame(PORT_DEAD_LETTERS, self.bucket, pl.concat(dead))
+                yield from self.ledger.frames(PORT_DEAD_LETTERS, self.bucket, pl.concat(dead))
 
     def _letters(self, result: OperatorResult) -> Iterator[FrameRow]:
         """Yield the rows on which the operator itself failed, as dead letters."""
         if result.failed is not None:
             letters = DeadLetterCollector([result.failed]).drain_rows(self.topics)
-            yield self.ledger.frame(PORT_DEAD_LETTERS, self.bucket, pl.concat(letters))
+            yield from self.ledger.frames(PORT_DEAD_LETTERS, self.bucket, pl.concat(letters))
 
     def _time_messages(
         self, context: BatchContext, clocks: Mapping[str, InputClock]

@@ -1,4 +1,4 @@
-"""Addresses of state: a folder, or a URL under which an object store keeps the runs of state.
+"""Addresses of what is kept in a folder, or under a URL in an object store: runs of state, datasets.
 
 Endpoint, region and credentials come from the environment, under the names that other clients use; a URL holds
 none of them.
@@ -21,8 +21,8 @@ _PATH = re.compile(r"(/[^/\s]+)+")
 
 
 @dataclass(frozen=True)
-class StateUrl:
-    """A URL under which runs of state are kept; ``text`` has no slash at its end."""
+class ObjectUrl:
+    """A URL under which objects are kept; ``text`` has no slash at its end."""
 
     text: str
 
@@ -38,8 +38,13 @@ def is_url(state: str | Path | None) -> bool:
     return isinstance(state, str) and _URL.fullmatch(state) is not None
 
 
-def parse_state_url(text: str) -> StateUrl:
-    """Parse the URL of a state.
+def parse_state_url(text: str) -> ObjectUrl:
+    """Parse the URL of a state: see :func:`parse_url`."""
+    return parse_url(text, "The state's URL")
+
+
+def parse_url(text: str, what: str) -> ObjectUrl:
+    """Parse a URL; ``what`` it is of begins the messages.
 
     Raises:
         ConfigError: no object store of ours has such URLs, or it may hold credentials.
@@ -49,17 +54,17 @@ def parse_state_url(text: str) -> StateUrl:
     scheme, rest = found["scheme"], found["rest"].rstrip("/")
     if "@" in rest or "?" in rest or "#" in rest:  # not shown: it may be a password
         raise ConfigError(
-            f"The state's URL ({scheme}://…) has a character that it can't have: @, ? or #. Give it as {_SHAPE}; "
+            f"{what} ({scheme}://…) has a character that it can't have: @, ? or #. Give it as {_SHAPE}; "
             "credentials, endpoint and region come from the environment, such as AWS_ACCESS_KEY_ID, "
             "AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL and AWS_REGION."
         )
     if scheme not in _SCHEMES:
         raise ConfigError(
-            f"The state's URL begins with {scheme}://. Choose {format_choices(tuple(_SCHEMES))}, or mount the "
+            f"{what} begins with {scheme}://. Choose {format_choices(tuple(_SCHEMES))}, or mount the "
             "file system on every machine, and give its path."
         )
     shape = _PATH if scheme == "file" else _PLACE
     if not shape.fullmatch(rest) or ".." in rest.split("/"):
         example = "file:///folder" if scheme == "file" else _SHAPE
-        raise ConfigError(f"The state's URL is {text!r}. Give it as {example}.")
-    return StateUrl(f"{_SCHEMES[scheme]}://{rest}")
+        raise ConfigError(f"{what} is {text!r}. Give it as {example}.")
+    return ObjectUrl(f"{_SCHEMES[scheme]}://{rest}")

@@ -102,8 +102,24 @@ class ObjectClient:
             finally:
                 self._count(attempts, deletes=attempts.count)
 
+    def size(self, name: str) -> int | None:
+        """Return the size of an object; None if there is none."""
+        import obstore  # noqa: PLC0415 - an extra
+
+        attempts = self._attempts("head", name)
+        try:
+            return int(attempts.run(lambda: obstore.head(self._library, name))["size"])
+        except FileNotFoundError:
+            return None
+        finally:
+            self._count(attempts, gets=attempts.count)
+
     def names(self, prefix: str = "") -> Iterator[str]:
         """Yield the names under a prefix, in order; one request for a thousand of them."""
+        return (name for name, _ in self.objects(prefix))
+
+    def objects(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+        """Yield the names under a prefix, in order, with the sizes of their objects."""
         after: str | None = None
         while True:
             attempts = self._attempts("list", prefix)
@@ -114,7 +130,7 @@ class ObjectClient:
             if not page:
                 return
             yield from page
-            after = page[-1]
+            after = page[-1][0]
 
     def _delete(self, names: list[str]) -> None:
         import obstore  # noqa: PLC0415 - an extra
@@ -127,10 +143,10 @@ class ObjectClient:
                 with suppress(FileNotFoundError):
                     obstore.delete(library, name)
 
-    def _page(self, prefix: str, after: str | None) -> list[str]:
+    def _page(self, prefix: str, after: str | None) -> list[tuple[str, int]]:
         try:
             pages = self._library.list(prefix or None, offset=after, chunk_size=1000)
-            return [each["path"] for each in next(iter(pages), ())]
+            return [(each["path"], each["size"]) for each in next(iter(pages), ())]
         except FileNotFoundError as error:
             raise self._no_bucket(error) from None
 
@@ -172,7 +188,7 @@ def _library(url: str, _process: int) -> Library:
         from obstore.store import from_url  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as missing:
         raise EnvironmentProblem(
-            f'no module named {missing.name!r}: state at {url} needs pip install "millstream[s3]"'
+            f'no module named {missing.name!r}: {url} needs pip install "millstream[s3]"'
         ) from missing
     load: Callable[..., Any] = from_url
     try:

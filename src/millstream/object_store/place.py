@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.errors import ConfigError, RetriableError
-from millstream.object_store.address import StateUrl, parse_state_url
+from millstream.object_store.address import ObjectUrl, parse_state_url
 from millstream.object_store.cache import SIZE_DEFAULT, default_cache_folder
 from millstream.object_store.cached import CachedObjectStore
 from millstream.object_store.folder import FolderStore
@@ -27,7 +27,7 @@ class StatePlace:
     ``prefix`` belongs to one state store, so that two apps of one name do not meet under one URL.
     """
 
-    url: StateUrl
+    url: ObjectUrl
     prefix: str
 
     @property
@@ -60,7 +60,7 @@ class StatePlace:
         return cls(parse_state_url(message["url"]), message["prefix"])
 
 
-def new_place(app: str, url: StateUrl) -> StatePlace:
+def new_place(app: str, url: ObjectUrl) -> StatePlace:
     """Return a place under a URL that nothing else has."""
     return StatePlace(url, f"apps/{app}/{uuid.uuid4().hex[:16]}")
 

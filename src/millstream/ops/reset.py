@@ -59,8 +59,8 @@ from millstream.views.postgres.state_store import PostgresStateStore
 from millstream.views.runs.control_files import active_runs, reset_marker, write_reset_marker
 from millstream.views.schema import JOB, check_app_name
 from millstream.views.sinks.dataset import (
+    dataset_address,
     dataset_files,
-    dataset_folder,
     delete_dataset,
     owned_dataset_identity,
 )
@@ -79,9 +79,9 @@ from millstream.views.store_note import STORE_NOTE_FILE, noted_store
 
 @dataclass(frozen=True)
 class AppDataset:
-    """A dataset that the app writes: its folder, identity, and what it holds."""
+    """A dataset that the app writes: its folder or URL, identity, and what it holds."""
 
-    folder: Path
+    address: str
     identity: str
     files: int
     size_bytes: int
@@ -211,7 +211,7 @@ def reset(found: AppFootprint) -> None:
         if kept:
             forget_app(url, found.app)  # step 3
     for dataset in found.datasets:
-        delete_dataset(dataset.folder, dataset.identity)  # step 4
+        delete_dataset(dataset.address, dataset.identity)  # step 4
     if place is not None:
         remove_place(place)
     if found.fences or found.writes_to_log:
@@ -366,11 +366,10 @@ def _outputs(state_store: _StateStoreInfo, kind: str) -> list[dict[str, str]]:
 
 def _datasets(app: str, state_store: _StateStoreInfo) -> list[AppDataset]:
     found = []
-    for identity, folder in _dataset_folders(app, state_store).items():
-        files = dataset_files(folder, identity)
+    for identity, address in _dataset_addresses(app, state_store).items():
+        files = dataset_files(address, identity)
         if files is not None:
-            size_bytes = sum(path.stat().st_size for path in files)
-            found.append(AppDataset(folder, identity, len(files), size_bytes))
+            found.append(AppDataset(address, identity, len(files), sum(files.values())))
     return found
 
 
@@ -386,24 +385,22 @@ def _objects(place: StatePlace | None) -> AppObjects | None:
     return AppObjects(place, sum(1 for _ in place.open().names()))
 
 
-def _dataset_folders(app: str, state_store: _StateStoreInfo) -> dict[str, Path]:
-    """Return the folders of the app's datasets by identity.
+def _dataset_addresses(app: str, state_store: _StateStoreInfo) -> dict[str, str]:
+    """Return the folders and URLs of the app's datasets by identity.
 
     A dataset whose first batch was interrupted before the state store's commit is known only by the graph
     and by its own manifest.
     """
     begun = {
-        owned_dataset_identity(node["does"], app, JOB, state_store.checkpoint_id): Path(
-            node["does"]
-        ).absolute()
+        owned_dataset_identity(node["does"], app, JOB, state_store.checkpoint_id): node["does"]
         for node in _outputs(state_store, "dataset")
     }
     noted = {
-        identity: dataset_folder(name)
+        identity: dataset_address(name)
         for identity, name in state_store.sinks
         if identity.startswith("dataset:")
     }
-    return {**{identity: folder for identity, folder in begun.items() if identity}, **noted}
+    return {**{identity: address for identity, address in begun.items() if identity}, **noted}
 
 
 def _fences(app: str, log: Path | str) -> int:

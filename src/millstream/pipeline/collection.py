@@ -199,13 +199,15 @@ class Collection:
     def dataset(
         self, path: str | os.PathLike[str], *, partition_by: str | Sequence[str] = ()
     ) -> Self:
-        """Append the stream to a dataset: Parquet files in a folder, read with ``ms.dataset``.
+        """Append the stream to a dataset: Parquet files in a folder or at a URL, read with ``ms.dataset``.
 
         A manifest names the files that count; each batch replaces it. Many small files are merged into
         few. Rows that retract others have ``_diff`` -1.
 
         Args:
-            path: A folder of its own, which is made; relative to where the program runs.
+            path: A folder of its own, which is made; relative to where the program runs. Or a URL,
+                ``"s3://bucket/prefix"`` (``pip install "millstream[s3]"``): credentials, endpoint and region come from the
+                environment.
             partition_by: Columns whose values divide the files into folders, as in ``day=2026-01-31``.
         """
         return self._into(self._sinks.dataset(path, partition_by))

@@ -22,6 +22,7 @@ from millstream.kernels.plan import (
     ViewSinkSpec,
 )
 from millstream.log.topics import check_topic_name
+from millstream.object_store.address import is_url, parse_url
 from millstream.pipeline.checks import require_text
 from millstream.pipeline.declaration import AppDeclaration
 from millstream.pipeline.expressions import names_given
@@ -225,16 +226,14 @@ class SinkBuilder:
         columns = self.shape.key_columns(partition_by, "dataset's partition_by")
         what = f"dataset({os.fspath(path)!r})"
         self._check_diff_is_free(what)
-        if not os.fspath(path) or "://" in os.fspath(path):
-            raise ConfigError(f"{what} is not a folder. Give the path of a folder of this machine.")
-        folder = os.path.normpath(Path(path).absolute())
+        address = _dataset_address(path, what)
         for output in self.app.outputs:
-            if isinstance(output.spec, DatasetSinkSpec) and output.spec.path == folder:
+            if isinstance(output.spec, DatasetSinkSpec) and output.spec.path == address:
                 raise ConfigError(
                     f"{what} is declared twice. Give each output a folder of its own."
                 )
         name = self.app.names.unique(f"dataset({Path(path).name})")
-        return self._output(name, DatasetSinkSpec(folder, columns))
+        return self._output(name, DatasetSinkSpec(address, columns))
 
     def foreach(self, function: ForeachFunction, name: str | None) -> Output:
         """Make a function's output; see :meth:`Stream.foreach`."""
@@ -276,3 +275,16 @@ class SinkBuilder:
             if columns is None or column in columns
         )
         return Output(name, self.node, key, schema, spec, self.shape.mode == "update")
+
+
+def _dataset_address(path: str | os.PathLike[str], what: str) -> str:
+    """Return the folder's path, or the URL, that names the same place in every process."""
+    text = os.fspath(path)
+    if not text:
+        raise ConfigError(
+            f"{what} has no path. Give that of a folder, or a URL such as s3://bucket/prefix."
+        )
+    if not is_url(text):
+        return os.path.normpath(Path(text).absolute())
+    url = parse_url(text, "The dataset's URL")
+    return url.text if url.folder is None else os.path.normpath(url.folder)

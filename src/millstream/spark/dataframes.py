@@ -178,7 +178,7 @@ class _FrameBuilder:
         for router in routers:
             yield from router.frames(0)
         if self.dead_rows:
-            yield self.ledger.frame(PORT_DEAD_LETTERS, 0, pl.concat(self.dead_rows))
+            yield from self.ledger.frames(PORT_DEAD_LETTERS, 0, pl.concat(self.dead_rows))
         if self.time_us_max > NO_WATERMARK:
             yield from self._time_rows()
         yield self.ledger.report_row(0)

@@ -42,7 +42,7 @@ PORT_RESULT = -1  # what a task returns besides frames, which always goes to the
 _MESSAGE_PORTS = (PORT_TIME, PORT_LEDGER, PORT_RESULT)
 _NAMED_BYTES_MIN = 16 << 10  # a smaller frame goes through the driver
 _FETCHED_BYTES_MAX = 8 << 20  # a batch with no more than this goes through it whole
-_COLLECTED_BYTES_MAX = 256 << 20  # more is fetched part by part: Spark has a limit for each result
+_COLLECTED_BYTES_MAX = 256 << 20  # more is fetched in parts
 _PREFIX = b"\0block "  # a frame begins with 0xFF, a message with "{"
 _PART, _TABLE, _NUMBER = "part", "table", "number"
 _WORK_SCHEMA = f"{_PART} int, {_TABLE} int, {_NUMBER} long, frame binary"
@@ -133,16 +133,17 @@ class FrameBlocks:
         return len(frame) if name is None else name.size_bytes
 
     def get(self, rows: Sequence[FrameRow]) -> list[FrameRow]:
-        """Return the rows with their frames, on the driver. All named rows of their ports are fetched."""
+        """Return the rows with their frames, on the driver."""
         names = [_BlockName.of(row.frame) for row in rows]
         fetched: dict[tuple[int, int], bytes] = {}
         for table in sorted({name.table for name in names if name is not None}):
             here = [
-                (row.port, name.size_bytes)
+                (row.port, name)
                 for row, name in zip(rows, names, strict=True)
                 if name is not None and name.table == table
             ]
-            fetched |= self._fetch(table, {port for port, _ in here}, sum(size for _, size in here))
+            for part in _parts(here):
+                fetched |= self._fetch(table, part)
         return [
             row
             if name is None
@@ -217,13 +218,31 @@ class FrameBlocks:
             table.unpersist()
         self._tables.clear()
 
-    def _fetch(self, table: int, ports: set[int], size_bytes: int) -> dict[tuple[int, int], bytes]:
-        wanted = self._tables[table].where(_is_named() & F.col("port").isin(*sorted(ports)))
-        rows = wanted.select(_NUMBER, "frame")
-        found: Iterable[Any] = (
-            rows.collect() if size_bytes <= _COLLECTED_BYTES_MAX else rows.toLocalIterator()
-        )
+    def _fetch(
+        self, table: int, wanted: Sequence[tuple[int, _BlockName]]
+    ) -> dict[tuple[int, int], bytes]:
+        ports = sorted({port for port, _ in wanted})
+        numbers = [name.number for _, name in wanted]
+        here = _is_named() & F.col("port").isin(*ports)
+        rows = self._tables[table].where(here & F.col(_NUMBER).isin(*numbers))
+        found = rows.select(_NUMBER, "frame").collect()
         return {(table, number): bytes(frame) for number, frame in found}
+
+
+def _parts(
+    wanted: Sequence[tuple[int, _BlockName]],
+) -> Iterator[Sequence[tuple[int, _BlockName]]]:
+    """Yield what is wanted in parts that are collected one by one: Spark has a limit for each result."""
+    part: list[tuple[int, _BlockName]] = []
+    size_bytes = 0
+    for port, name in wanted:
+        if part and size_bytes + name.size_bytes > _COLLECTED_BYTES_MAX:
+            yield part
+            part, size_bytes = [], 0
+        part.append((port, name))
+        size_bytes += name.size_bytes
+    if part:
+        yield part
 
 
 def _is_named() -> Column:

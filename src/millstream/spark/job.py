@@ -27,7 +27,7 @@ from millstream.errors import ConfigError, FencedError, TopicRecreatedError
 from millstream.kernels.frames import plain_schema
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.state.keyhash import Buckets
-from millstream.object_store.address import StateUrl
+from millstream.object_store.address import ObjectUrl
 from millstream.object_store.place import StatePlace
 from millstream.spark.checkpoint_copy import DESCRIPTION, CheckpointCopy, may_be_elsewhere
 from millstream.spark.dataframes import add_dataframe, add_native_step, to_dataframe
@@ -94,7 +94,7 @@ class Job:
     bucket_count: int
     compile: Callable[[Buckets], JobPlan]
     dashboard: Sequence[Mapping[str, Any]] = ()  # panels, as plain values
-    state: StateUrl | None = None  # where runs of state are, if not in the folder
+    state: ObjectUrl | None = None  # where runs of state are, if not in the folder
 
 
 @dataclass(frozen=True)

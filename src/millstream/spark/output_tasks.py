@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from millstream.kernels.frames import FrameRow, decode_frame, encode_frame
+from millstream.kernels.frames import FrameRow, cut_for_frames, decode_frame, encode_frame
 from millstream.kernels.plan import JobPlan, SinkPlan
 from millstream.kernels.state.keyhash import Buckets, buckets_of, hash_columns
 from millstream.kernels.time.log_order import in_log_order
@@ -58,7 +58,8 @@ class _DivideByKey:
                 _BUCKET, as_dict=True, include_key=False
             )
             for (bucket,), part in divided.items():
-                yield FrameRow(row.port, int(bucket), encode_frame(part))
+                for cut in cut_for_frames(part):
+                    yield FrameRow(row.port, int(bucket), encode_frame(cut))
 
 
 @dataclass(frozen=True)

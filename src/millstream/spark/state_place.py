@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from millstream.errors import ConfigError
-from millstream.object_store.address import StateUrl
+from millstream.object_store.address import ObjectUrl
 from millstream.object_store.generations import check_newest, register_run
 from millstream.object_store.place import DESCRIPTION, StatePlace, new_place
 from millstream.views.commit.committer import BatchCommitter
@@ -17,7 +17,7 @@ _LOST = "state-lost"  # in the state store: another copy of it has the place
 
 
 def load_or_create_place(
-    app: str, state_store: StateStore, url: StateUrl | None, folder: Path
+    app: str, state_store: StateStore, url: ObjectUrl | None, folder: Path
 ) -> StatePlace | None:
     """Return where the runs of state are; None if they are in the app's folder.
 

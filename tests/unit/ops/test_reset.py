@@ -123,7 +123,11 @@ def test_what_is_found_is_counted_and_named_and_nothing_is_changed(world):
         ("foreach(keep)",),
     )  # with the ends of transactions
     (dataset,) = found.datasets
-    assert (dataset.folder, dataset.files, dataset.size_bytes > 0) == (world.root / "rows", 4, True)
+    assert (dataset.address, dataset.files, dataset.size_bytes > 0) == (
+        str(world.root / "rows"),
+        4,
+        True,
+    )
     assert [kept.views for kept in found.databases.values()] == [("base",)] * len(world.stores)
 
 

@@ -73,8 +73,6 @@ def test_mistakes_of_a_topic_show_where_they_are_made(stream):
 def test_mistakes_of_other_ends_show_where_they_are_made(stream):
     with refused("partition_by names 'adx'"):
         stream.dataset("out", partition_by="adx")
-    with refused("is not a folder"):
-        stream.dataset("s3://bucket/out")
     stream.dataset("out")
     with refused("declared twice"):
         stream.dataset("x/../out")

@@ -21,7 +21,8 @@ from millstream.testing.disk import SimulatedCrash
 from millstream.views.commit.committer import collect_results
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.sinks.dataset import DatasetSink
-from millstream.views.sinks.dataset_manifest import read_manifest
+from millstream.views.sinks.dataset_address import place_of
+from millstream.views.sinks.dataset_files import DatasetStager
 
 PORTS = {"set": 8, "there": 9, "here": 10}
 COLUMNS = {"k": pl.Int64(), "v": pl.Int64()}
@@ -81,8 +82,9 @@ class Attempts:
 class App:
     """An app with a dataset, a view here, and one in a database if there is one; and what it should hold."""
 
-    def __init__(self, folder, url, seed):
+    def __init__(self, folder, url, seed, dataset=None):
         self.folder, self.url = folder, url
+        self.dataset = dataset or str(folder / "set")
         self.generator = random.Random(seed)
         self.plan = JobPlan("app", (), (), (), tuple(self._sinks()), Buckets(4, 77))
         self.dies_at, self.steps = None, 0
@@ -92,7 +94,7 @@ class App:
 
     def _sinks(self):
         schema = tuple(COLUMNS.items())
-        spec = DatasetSinkSpec(str(self.folder / "set"), ())
+        spec = DatasetSinkSpec(self.dataset, ())
         yield SinkPlan("set", PORTS["set"], (), schema, spec)
         yield SinkPlan("here", PORTS["here"], ("k",), schema)
         if self.url is not None:
@@ -165,16 +167,17 @@ class App:
 
     def check(self, batches):
         rows, last = self.expected(batches)
-        assert sorted(ms.dataset(self.folder / "set").scan().collect().rows()) == rows
+        assert sorted(ms.dataset(self.dataset).scan().collect().rows()) == rows
         assert sorted(self.committer.state_store.scan("here").rows()) == last
         if self.url is not None:
             with ms.view("there", log=self.folder, store=self.url) as view:
                 assert sorted(view.scan().rows()) == last
 
     def leftovers(self):
-        manifest = read_manifest(self.folder / "set")
+        place = place_of(self.dataset)
+        manifest = place.read()
         named = {file.path for file in (*manifest.files, *manifest.replaced)}
-        return {path.name for path in (self.folder / "set").glob("*.parquet")} - named
+        return place.files(manifest).keys() - named
 
 
 @pytest.fixture(autouse=True)
@@ -183,13 +186,22 @@ def all_in_tasks(monkeypatch):
     monkeypatch.setattr(output_tasks, "_STAGED_BYTES_MAX", 2000)
 
 
+@pytest.fixture(params=["folder", "URL"])
+def dataset_at(request):
+    """Give the address of the dataset of an app: None for one in its folder."""
+    if request.param == "folder":
+        return lambda _number: None
+    url = request.getfixturevalue("s3_url")
+    return lambda number: f"{url}/{number}"
+
+
 @pytest.mark.timeout(600)
-def test_a_driver_that_dies_anywhere_leaves_each_row_once(tmp_path):
+def test_a_driver_that_dies_anywhere_leaves_each_row_once(tmp_path, dataset_at):
     seen = 0
     for dies_at in itertools.count(1):
         folder = tmp_path / str(dies_at)
         folder.mkdir()
-        app = App(folder, None, seed=dies_at)
+        app = App(folder, None, dies_at, dataset_at(dies_at))
         app.run(0)
         app.steps, app.dies_at = 0, dies_at
         died = False
@@ -284,7 +296,7 @@ def test_what_tasks_cannot_reach_goes_through_the_driver_and_the_user_is_told_on
     said = []
     app.outputs.on_notice = said.append
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("millstream.views.sinks.dataset_files.read_manifest", lambda _: None)
+        elsewhere.setattr(DatasetStager, "is_reachable", lambda _: False)
         app.run(0)
     app.run(1)
     assert len(said) == 1

@@ -23,6 +23,7 @@ from itertools import chain
 
 from millstream.capture.lag import SourceLag
 from millstream.capture.mysql.address import MariaDbAddress
+from millstream.capture.mysql.cells import row_blocks, row_runs
 from millstream.capture.mysql.decoder import BinlogDecoder, RowsEvent, Statement
 from millstream.capture.mysql.expiry import binlog_lag
 from millstream.capture.mysql.preflight import (
@@ -364,13 +365,21 @@ class _Run:
         unit.progress = self._progress()
 
     def _contents(self, transaction: BinlogTransaction) -> Iterator[UnitContent]:
-        for event in transaction.events:
+        for event in row_runs(transaction.events):
             if isinstance(event, TableMap):
                 yield from self._tracker.described(event)
-            elif isinstance(event, RowsEvent):
-                yield from self._row_changes(event)
+            elif isinstance(event, list):
+                yield from self._rows(event)
             else:
                 yield from self._statement(event)
+
+    def _rows(self, run: list[RowsEvent]) -> Iterator[UnitContent]:
+        blocks = row_blocks(run, self._tracker.renderers(run[0].table))
+        if blocks is not None:
+            yield from blocks
+            return
+        for event in run:
+            yield from self._row_changes(event)
 
     def _row_changes(self, event: RowsEvent) -> Iterator[TableChange]:
         table = event.table

@@ -65,6 +65,7 @@ from millstream.capture.postgres.retention import drop_slots, measure_kept, sour
 from millstream.capture.postgres.slot import check_slot, identify, make_slot
 from millstream.capture.postgres.snapshot import PgSnapshot, ReadTable, waiting
 from millstream.capture.postgres.stream import (
+    KEEPALIVE,
     Session,
     WalStream,
     keepalive_end,
@@ -562,26 +563,28 @@ class _Run:
         """
         messages: list[bytes] = []
         size, tag = 0, b""
+        buffer = self._buffer
         while True:
-            data = self._next_message()
+            if not buffer:
+                self._receive_more()
+                continue
+            data = buffer.popleft()
+            if data[:1] == KEEPALIVE:
+                continue
             if messages and (data[RUN_TAG] != tag or size >= _RUN_BYTES_MAX):
                 yield messages
                 messages, size = [], 0
-            tag = data[RUN_TAG]
+            if not messages:
+                tag = data[RUN_TAG]
             messages.append(data)
             size += len(data)
-            if not is_change(data) or len(messages) == _RUN_ROWS_MAX:
+            if len(messages) == _RUN_ROWS_MAX or not is_change(data):
                 yield messages
                 messages, size = [], 0
 
-    def _next_message(self) -> bytes:
-        buffer = self._buffer
-        while True:
-            while not buffer:
-                if self.closed.is_set():
-                    raise RetriableError("the capture was stopped in the middle of a transaction.")
-                assert self._stream is not None
-                buffer.extend(self._stream.receive(_IDLE_S))
-            data = buffer.popleft()
-            if keepalive_end(data) is None:
-                return data
+    def _receive_more(self) -> None:
+        """Receive messages, after waiting for them for a moment."""
+        if self.closed.is_set():
+            raise RetriableError("the capture was stopped in the middle of a transaction.")
+        assert self._stream is not None
+        self._buffer.extend(self._stream.receive(_IDLE_S))

@@ -143,10 +143,11 @@ class BloomGenerations:
     def _fill(self, start: int, hashes: Hashes) -> Hashes:
         """Put as many ids into the generation's newest filter as it takes; give what is left."""
         runs = self._filters.slots.setdefault(start, [])
-        if not runs or not self._takes_more(runs[-1]):
-            words, old, ids = self._shape.empty(), None, 0
+        old = next(filter(self._takes_more, reversed(runs)), None)
+        if old is None:
+            words, ids = self._shape.empty(), 0
         else:
-            old = runs.pop()
+            runs.remove(old)
             words, ids = self._words(old), old.events
         more, rest = np.split(hashes, [self._rule.ids - ids])
         saved = self._filters.store.save(
@@ -172,7 +173,7 @@ class BloomGenerations:
         It is that of an event which asks every generation there is; recent ids add nothing to it.
         """
         runs = (run for runs in self._filters.slots.values() for run in runs)
-        return combined_rate(self._shape_of(run).rate(run.events) for run in runs)
+        return combined_rate(self._shape_of(run).rate(run.stored_events) for run in runs)
 
     def _recent_of(self, start: int) -> Iterator[Hashes]:
         for rows in self._recent.scan(start):

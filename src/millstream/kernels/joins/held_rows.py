@@ -25,6 +25,7 @@ from millstream.kernels.changes import concat_present
 from millstream.kernels.frames import HASH, TIME
 from millstream.kernels.operator import BatchContext
 from millstream.kernels.state.hash_order import sorted_distinct
+from millstream.kernels.state.numbers import take_numbers
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.sorted_runs import EACH_ROW, SortedRuns
 from millstream.kernels.state.timers import Timers
@@ -73,10 +74,8 @@ class HeldRows:
 
     def numbered(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Give each row a number that no other row of the input has in this bucket."""
-        name = _next_of(self.family)
-        first: int = self.state.values.get(name, 0)
-        self.state.values[name] = first + rows.height
-        return rows.hstack([pl.Series(NUMBER, np.arange(first, first + rows.height))])
+        numbers = take_numbers(self.state.values, _next_of(self.family), rows.height)
+        return rows.hstack([pl.Series(NUMBER, numbers)])
 
     def is_due(self, rows: pl.DataFrame, watermark_us: int) -> Bools:
         """Return for each row whether no partner can come any more."""

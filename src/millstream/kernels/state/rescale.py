@@ -3,7 +3,9 @@
 A bucket is a range of hashes. A new bucket gets, of each old one that its range meets, the runs that may have rows of
 its keys: a whole run, if all of the old bucket is in its range, and otherwise a share of it
 (:class:`~millstream.kernels.state.sorted_runs.Share`). So no run is read or written here, and the cost does not
-depend on how much is held. Shares of two buckets that are put together again become one.
+depend on how much is held. Shares that are put together again become one, and if they are all of a run, they are
+the run (:mod:`millstream.kernels.state.joined_runs`). So however often buckets are divided and put together, of each row
+there are as many references as before.
 
 What is not found by the hash of a key, the operator names (:class:`~millstream.kernels.state.layout.StateLayout`). The
 state of an operator without keys is in one bucket, and stays whole.
@@ -12,8 +14,11 @@ state of an operator without keys is in one bucket, and stays whole.
 what of several buckets       becomes in one
 ============================  =============================================================================
 runs of a slot                one list; those of a bucket keep their order, the larger of two stand first
-numbers given out in each     those of the second and following are raised by what had been given out
-events given out (spent)      their sum; where a bucket is divided, the slot is unsettled
+numbers of rows               the same; but for the first time, where those of a bucket are raised above
+                              those of all before it (:mod:`millstream.kernels.state.numbers`)
+spaces of such numbers        all that there are, each once
+events given out (spent)      their sum; where a bucket is divided, each part gets some of them, and the
+                              slot is unsettled
 versions                      the highest
 times that were asked for     the earliest: a timer that comes again does nothing
 rows waiting for a time       their sum; where a bucket is divided, not known
@@ -23,15 +28,32 @@ time, and what all agree in   the same
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from millstream.errors import CorruptionError
-from millstream.kernels.state.appended_rows import chunks_of, divided_flag
+from millstream.kernels.state.appended_rows import (
+    chunks_by_place,
+    chunks_of,
+    end_of,
+    next_place_of,
+    places_after,
+)
+from millstream.kernels.state.joined_runs import (
+    HashRange,
+    divided,
+    intersection,
+    one_chunk,
+    put_together,
+    ranges_of,
+    share_of,
+)
 from millstream.kernels.state.keyhash import Hashes, buckets_of
 from millstream.kernels.state.layout import OperatorMessage, StateLayout
-from millstream.kernels.state.sorted_runs import Run, Share
+from millstream.kernels.state.numbers import Numbering, end_of_numbers, step_of
+from millstream.kernels.state.sorted_runs import Run
 from millstream.kernels.state.timers import WAITING
 
 _HALF_BITS = 32  # of a hash, by which buckets are ranges: see `buckets_of`
@@ -40,10 +62,9 @@ _SAME = (
     "clocks",
     "seed",
 )  # the same in all buckets, as all get the same messages about time
-_Range = tuple[int, int]
 
 
-def hash_range(bucket: int, count: int) -> _Range:
+def hash_range(bucket: int, count: int) -> HashRange:
     """Return the hashes of one of ``count`` buckets, ``[low, high)``."""
     low, high = (
         -(-(number << _HALF_BITS) // count) << _HALF_BITS for number in (bucket, bucket + 1)
@@ -79,10 +100,8 @@ def rescale_operator(
     if only is not None:
         made = _whole(parts, before, after, only)
     else:
-        made = {
-            bucket: _NewBucket.of(step, parts, before, hash_range(bucket, after), layout).message()
-            for bucket in range(after)
-        }
+        rescaled = _Rescaled(step, layout, parts, before, after)
+        made = {bucket: _NewBucket(rescaled, bucket).message() for bucket in range(after)}
     return {bucket: {**message, **same} for bucket, message in made.items()}
 
 
@@ -112,13 +131,68 @@ def _agreed(step: str, name: str, values: Sequence[Any]) -> Any:
 
 
 @dataclass(frozen=True)
+class _Rescaled:
+    """An operator's state in all old buckets, and how many new ones there are to be."""
+
+    step: str
+    layout: StateLayout
+    parts: Mapping[int, OperatorMessage]
+    before: int
+    after: int
+
+    @cached_property
+    def numberings(self) -> dict[str, Numbering]:
+        """How numbers are made to differ, by counter; of appended rows, their places, by family."""
+        made = {
+            name: self._numbering(
+                step_of(name),
+                {at: end_of_numbers(part["values"], name) for at, part in self.parts.items()},
+            )
+            for name in self.layout.numbered
+        }
+        for family in self.layout.appended:
+            ends = {at: end_of(_chunks(part, family)) for at, part in self.parts.items()}
+            made[family] = self._numbering(next_place_of(family), ends)
+        return made
+
+    def _numbering(self, sign: str, ends: Mapping[int, int]) -> Numbering:
+        common = any(sign in part["values"] for part in self.parts.values())
+        return Numbering.of(ends.items(), common=common)
+
+    @cached_property
+    def next_places(self) -> dict[str, list[int]]:
+        """Where new places begin, by family of appended rows and bucket."""
+        return {
+            family: places_after(self.step, self.numberings[family].end, self.after)
+            for family in self.layout.appended
+        }
+
+    def raised(self, family: str, bucket: int) -> int:
+        """Return by how much the numbers of a family's rows in an old bucket are raised."""
+        counters = [name for name, own in self.layout.numbered.items() if family in own]
+        if family in self.layout.appended:
+            counters.append(family)
+        return sum(self.numberings[name].raised[bucket] for name in counters)
+
+    def values_of(self, bucket: int) -> dict[str, int]:
+        """Return the values by which a new bucket goes on with numbers."""
+        made = {}
+        for name in self.layout.numbered:
+            made[name] = self.numberings[name].end + bucket
+            made[step_of(name)] = self.after
+        for family, starts in self.next_places.items():
+            made[next_place_of(family)] = starts[bucket]
+        return made
+
+
+@dataclass(frozen=True)
 class _Origin:
     """An old bucket, as far as it is in a new one. ``range_`` are its hashes, ``part`` those of them that are."""
 
+    bucket: int
     message: OperatorMessage
-    range_: _Range
-    part: _Range
-    raised: Mapping[str, int]  # by how much the numbers that each counter has given out are raised
+    range_: HashRange
+    part: HashRange
 
     @property
     def is_divided(self) -> bool:
@@ -146,46 +220,36 @@ class _Origin:
 class _NewBucket:
     """One new bucket of an operator, and the old ones that its range meets, in the order of hashes."""
 
-    step: str
-    layout: StateLayout
-    origins: list[_Origin]
+    rescaled: _Rescaled
+    bucket: int
     families: dict[str, dict[int, list[Run]]] = field(default_factory=dict)
     unsettled: dict[str, set[int]] = field(default_factory=dict)
-    flags: dict[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def of(
-        cls,
-        step: str,
-        parts: Mapping[int, OperatorMessage],
-        before: int,
-        range_: _Range,
-        layout: StateLayout,
-    ) -> _NewBucket:
-        origins: list[_Origin] = []
-        raised: dict[str, int] = {}
-        for bucket in sorted(parts):
-            own = hash_range(bucket, before)
-            common = _intersection(own, range_)
-            if common is None:
-                continue
-            origins.append(_Origin(parts[bucket], own, common, dict(raised)))
-            for name, given in _given_out(parts[bucket], layout).items():
-                raised[name] = raised.get(name, 0) + given
-        return cls(step, layout, origins)
+    def __post_init__(self) -> None:
+        self.layout = self.rescaled.layout
+        self.range_ = hash_range(self.bucket, self.rescaled.after)
+        self.origins: list[_Origin] = []
+        for bucket, part in sorted(self.rescaled.parts.items()):
+            own = hash_range(bucket, self.rescaled.before)
+            common = intersection(own, self.range_)
+            if common is not None:
+                self.origins.append(_Origin(bucket, part, own, common))
 
     def message(self) -> OperatorMessage:
         """Return the operator's part of the new bucket's manifest."""
         names = dict.fromkeys(name for origin in self.origins for name in origin.message["runs"])
+        chunks = {chunks_of(family): family for family in self.layout.appended}
         for name in names:
-            self.families[name] = self._family(name)
+            is_chunks = name in chunks
+            self.families[name] = self._chunks(chunks[name]) if is_chunks else self._family(name)
         message: OperatorMessage = {
             "runs": {
                 name: [run.to_message() for slot in sorted(slots) for run in slots[slot]]
                 for name, slots in sorted(self.families.items())
+                if slots
             },
             "emitted": self._spent(),
-            "values": self._values() | self.flags,
+            "values": self._values(),
         }
         unsettled = {name: sorted(slots) for name, slots in sorted(self.unsettled.items()) if slots}
         return message | ({"unsettled": unsettled} if unsettled else {})
@@ -194,73 +258,69 @@ class _NewBucket:
 
     def _family(self, name: str) -> dict[int, list[Run]]:
         by_slot: dict[int, list[list[list[Run]]]] = {}
-        in_sets = self.layout.sets is not None and name.startswith(self.layout.sets[0])
-        first_space = 0
         for origin in self.origins:
             for slot, runs in origin.slots(name).items():
                 taken = self._taken(name, origin, runs)
-                moved = [[replace(run, slot=slot + first_space) for run in one] for one in taken]
-                by_slot.setdefault(slot + first_space, []).append(moved)
-                if taken and self._is_unsettled(name, origin, slot, taken):
-                    self.unsettled.setdefault(name, set()).add(slot + first_space)
-            first_space += len(_spaces(origin.values, self.layout)) if in_sets else 0
-        if name in map(
-            chunks_of, self.layout.appended
-        ):  # places are counted from the first chunk on
-            return {
-                slot: _flat([run for one in runs for run in one]) for slot, runs in by_slot.items()
-            }
-        return {slot: _flat(_together(runs)) for slot, runs in by_slot.items()}
+                if not taken:
+                    continue
+                place = self._slot(name, origin, slot)
+                moved = [[replace(run, slot=place) for run in one] for one in taken]
+                by_slot.setdefault(place, []).append(moved)
+                if self._was_unsettled(name, origin, slot):
+                    self.unsettled.setdefault(name, set()).add(place)
+        made = {slot: put_together(runs, self.range_) for slot, runs in by_slot.items()}
+        unknown = {slot for slot, runs in made.items() if not all(run.is_counted for run in runs)}
+        self.unsettled.setdefault(name, set()).update(unknown)
+        return made
 
-    def _taken(self, name: str, origin: _Origin, runs: Iterable[list[Run]]) -> list[list[Run]]:
+    def _slot(self, name: str, origin: _Origin, slot: int) -> int:
+        """Return which slot of the new bucket one of an old bucket is: of sets, the same space of numbers."""
+        sets = self.layout.sets
+        if sets is None or not name.startswith(sets[0]):
+            return slot
+        return self._all_spaces.index(self._spaces(origin)[slot])
+
+    def _taken(self, name: str, origin: _Origin, runs: Sequence[list[Run]]) -> list[list[Run]]:
         """Return what of the runs of a slot the new bucket gets."""
-        if name in map(chunks_of, self.layout.appended):
-            if origin.is_divided:
-                self.flags[divided_flag(name.removesuffix(chunks_of("")))] = True
-            return list(runs)
         taken = []
         for parts in runs:
-            ranges = zip(parts, _ranges(parts, origin.range_), strict=True)
+            ranges = zip(parts, ranges_of(parts, origin.range_), strict=True)
             shares = [self._share(name, origin, run, range_) for run, range_ in ranges]
             found = [share for share in shares if share is not None]
             if found:
                 taken.append(found)
         return taken
 
-    def _is_unsettled(
-        self, name: str, origin: _Origin, slot: int, taken: Iterable[list[Run]]
-    ) -> bool:
-        """Return whether it is not known how many events of a slot are held."""
-        given_out = origin.message["emitted"].get(name, {}).get(str(slot), 0)
-        was_unsettled = slot in origin.message.get("unsettled", {}).get(name, ())
-        uncounted = not all(run.is_counted for parts in taken for run in parts)
-        return was_unsettled or uncounted or (origin.is_divided and given_out != 0)
-
-    def _share(self, name: str, origin: _Origin, run: Run, range_: _Range) -> Run | None:
+    def _share(self, name: str, origin: _Origin, run: Run, range_: HashRange) -> Run | None:
         """Return the part of a run that the new bucket gets; None if it gets none."""
-        common = _intersection(range_, origin.part)
-        if common is None:
-            return None
-        raised = self._raised(name, origin) + (run.share.renumbered if run.share else 0)
-        is_filter = name in self.layout.filters
-        if common == range_ and len(self.origins) == 1 and run.share is None:
-            return run
-        counted = run.is_counted and (common == range_ or is_filter)
-        (low, high), (old_low, old_high) = common, range_
-        rows = run.rows if is_filter else max(1, run.rows * (high - low) // (old_high - old_low))
-        share = Share(low, high, run.stored_rows, counted, raised)
-        return replace(
-            run, rows=min(rows, run.rows), events=run.events if counted else 0, share=share
+        return divided(
+            run,
+            range_,
+            origin.part,
+            raised=self.rescaled.raised(name, origin.bucket),
+            always_counted=name in self.layout.filters,
         )
 
-    def _raised(self, family: str, origin: _Origin) -> int:
-        """Return by how much the numbers of a family's rows are raised."""
-        if family in self.layout.appended:
-            return origin.raised.get(family, 0)
-        counters = (name for name, own in self.layout.numbered.items() if family in own)
-        return sum(origin.raised.get(counter, 0) for counter in counters)
+    def _chunks(self, family: str) -> dict[int, list[Run]]:
+        """Return the chunks of appended rows, each once, by place."""
+        name, found = chunks_of(family), dict[int, list[Run]]()
+        for origin in self.origins:
+            raised = self.rescaled.numberings[family].raised[origin.bucket]
+            for chunk in _chunks(origin.message, family):
+                (range_,) = ranges_of([chunk], origin.range_)
+                share = self._share(name, origin, chunk, range_)
+                if share is not None:
+                    place = chunk.slot + raised
+                    found.setdefault(place, []).append(replace(share, slot=place))
+        return {place: [one_chunk(shares, self.range_)] for place, shares in found.items()}
 
     # ── events and values ───────────────────────────────────────────────────────────────────
+
+    def _was_unsettled(self, name: str, origin: _Origin, slot: int) -> bool:
+        """Return whether it is not known how many events that were given out the new bucket has."""
+        given_out = origin.message["emitted"].get(name, {}).get(str(slot), 0)
+        was_unsettled = slot in origin.message.get("unsettled", {}).get(name, ())
+        return was_unsettled or (origin.is_divided and given_out != 0)
 
     def _spent(self) -> dict[str, dict[str, int]]:
         """Add up what had been given out, of the slots that there are."""
@@ -268,34 +328,41 @@ class _NewBucket:
         for origin in self.origins:
             for name, slots in origin.message["emitted"].items():
                 for slot, events in slots.items():
-                    if int(slot) in self.families.get(name, {}):
+                    own = share_of(events, origin.part, origin.range_)
+                    if own and int(slot) in self.families.get(name, {}):
                         of_family = spent.setdefault(name, {})
-                        of_family[slot] = of_family.get(slot, 0) + events
+                        of_family[slot] = of_family.get(slot, 0) + own
         return spent
 
+    def _spaces(self, origin: _Origin) -> list[int]:
+        """Return where the spaces of numbers of an old bucket begin now."""
+        assert self.layout.sets is not None
+        _, counter, spaces = self.layout.sets
+        raised = self.rescaled.numberings[counter].raised[origin.bucket]
+        return [start + raised for start in origin.values.get(spaces, [0])]
+
+    @cached_property
+    def _all_spaces(self) -> list[int]:
+        assert self.layout.sets is not None
+        numbering = self.rescaled.numberings[self.layout.sets[1]]
+        starts = {start for origin in self.origins for start in self._spaces(origin)}
+        return sorted(starts | (set() if numbering.was_common else {numbering.end}))
+
     def _values(self) -> dict[str, Any]:
+        numbers: dict[str, Any] = {**self.rescaled.values_of(self.bucket)}
         names = dict.fromkeys(name for origin in self.origins for name in origin.values)
         if self.layout.sets is not None:
-            names.pop(self.layout.sets[2], None)
-        made = {name: self._value(name) for name in names}
-        if self.layout.sets is not None:
-            starts = [
-                start + origin.raised.get(self.layout.sets[1], 0)
-                for origin in self.origins
-                for start in _spaces(origin.values, self.layout)
-            ]
-            made[self.layout.sets[2]] = starts
-        return {name: value for name, value in made.items() if value is not None}
+            numbers[self.layout.sets[2]] = self._all_spaces
+        made = {name: self._value(name) for name in names if name not in numbers}
+        return numbers | {name: value for name, value in made.items() if value is not None}
 
     def _value(self, name: str) -> Any:
         """Return the value of the new bucket; None if there is to be none."""
         held = [origin.values[name] for origin in self.origins if name in origin.values]
-        if name in self.layout.numbered:
-            return sum(held)
         if name == WAITING:
             return self._waiting()
         rule = _RULES.get(name.rpartition(".")[2])
-        return _agreed(self.step, name, held) if rule is None else rule(held)
+        return _agreed(self.rescaled.step, name, held) if rule is None else rule(held)
 
     def _waiting(self) -> dict[str, int | None]:
         counts: dict[str, int | None] = {}
@@ -326,74 +393,6 @@ _RULES: Mapping[str, Callable[[Sequence[Any]], Any]] = {
 }
 
 
-def _given_out(message: OperatorMessage, layout: StateLayout) -> dict[str, int]:
-    """Return how many numbers a bucket has given out, by counter; of appended rows, their places."""
-    counters = {name: message["values"].get(name, 0) for name in layout.numbered}
-    for family in layout.appended:
-        chunks = message["runs"].get(chunks_of(family), ())
-        counters[family] = sum(Run.from_message(entry).rows for entry in chunks)
-    return counters
-
-
-def _spaces(values: Mapping[str, Any], layout: StateLayout) -> list[int]:
-    assert layout.sets is not None
-    starts: list[int] = values.get(layout.sets[2], [0])
-    return starts
-
-
-def _intersection(one: _Range, other: _Range) -> _Range | None:
-    low, high = max(one[0], other[0]), min(one[1], other[1])
-    return (low, high) if low < high else None
-
-
-def _ranges(parts: Sequence[Run], whole: _Range) -> Iterator[_Range]:
-    """Yield the range of hashes of each part of a run that may have rows of a whole range."""
-    known = all(run.first for run in parts[1:])
-    starts = [parts[0].first or whole[0], *(run.first for run in parts[1:]), whole[1]]
-    for number, run in enumerate(parts):
-        if run.share is not None:
-            yield run.share.low, run.share.high
-        else:
-            yield (starts[number], starts[number + 1]) if known else whole
-
-
-def _together(lists: Sequence[list[list[Run]]]) -> list[list[Run]]:
-    """Put lists of runs into one, in which each keeps its order, and of two heads the larger goes first."""
-    waiting = [list(runs) for runs in lists if runs]
-    made: list[list[Run]] = []
-    while any(waiting):
-        heads = [
-            (sum(run.rows for run in runs[0]), -number)
-            for number, runs in enumerate(waiting)
-            if runs
-        ]
-        first = -max(heads)[1]
-        run = waiting[first].pop(0)
-        for number, runs in enumerate(waiting):
-            if runs and number != first:
-                joined = _joined(runs[0], run) if number < first else _joined(run, runs[0])
-                if joined is not None:
-                    run = joined
-                    runs.pop(0)
-        made.append(run)
-    return made
-
-
-def _joined(one: list[Run], other: list[Run]) -> list[Run] | None:
-    """Return as one two runs of which the second goes on where the first ends within one stored run; None: they don't."""
-    last, first = one[-1], other[0]
-    if last.share is None or first.share is None or last.name != first.name:
-        return None
-    if last.share.high != first.share.low or last.share.renumbered != first.share.renumbered:
-        return None
-    both = last.share._replace(
-        high=first.share.high, counted=last.share.counted and first.share.counted
-    )
-    rows = min(last.rows + first.rows, both.stored_rows)
-    events = last.events + first.events if both.counted else 0
-    return [*one[:-1], replace(last, rows=rows, events=events, share=both), *other[1:]]
-
-
-def _flat(runs: Iterable[list[Run]]) -> list[Run]:
-    """Give the parts of each run new numbers, from 0 on."""
-    return [replace(run, part=part) for parts in runs for part, run in enumerate(parts)]
+def _chunks(message: OperatorMessage, family: str) -> list[Run]:
+    entries = message["runs"].get(chunks_of(family), ())
+    return chunks_by_place([Run.from_message(entry) for entry in entries])

@@ -58,8 +58,10 @@ _REFUSED = (
 class Share(NamedTuple):
     """What of a stored run is a bucket's: the rows whose keys have hashes in ``[low, high)``.
 
-    ``stored_rows`` are those of the whole run. ``counted``: the events of the share are known. ``renumbered`` is added to
-    the numbers of its rows, where rows of several buckets with numbers of their own are together now.
+    ``stored_rows`` are those of the whole run, whose keys have hashes in ``[whole_low, whole_high)``; both are 0 where
+    that is not known any more. ``counted``: the events of the share are known. ``renumbered`` is added to
+    the numbers of its rows, where rows of several buckets with numbers of their own are together now. ``stored_events``
+    are those of the whole run.
     """
 
     low: int
@@ -67,6 +69,14 @@ class Share(NamedTuple):
     stored_rows: int
     counted: bool
     renumbered: int = 0
+    whole_low: int = 0
+    whole_high: int = 0
+    stored_events: int = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all rows of the run are in it, as those who had the others are put together again."""
+        return self.low <= self.whole_low < self.whole_high <= self.high
 
     def has(self, hashes: Hashes) -> Bools:
         """Return which hashes are in the range."""
@@ -94,8 +104,8 @@ class Run:
 
     A part with a number above 0 goes on with higher hashes where the one before it ends; ``first`` is then the lowest
     of its hashes, if runs of the family are sorted by that of the key.
-    ``events`` is how many events its rows stand for, where its family is counted. Of a share, ``rows`` is about how many
-    it has.
+    ``events`` is how many events its rows stand for, where its family is counted. Of a share, ``rows`` and ``events`` are
+    about those that it has; those of all shares of a run add up to the run's.
     """
 
     name: str
@@ -112,8 +122,17 @@ class Run:
         return self.rows if self.share is None else self.share.stored_rows
 
     @property
+    def stored_events(self) -> int:
+        return self.events if self.share is None else self.share.stored_events
+
+    @property
     def is_counted(self) -> bool:
         return self.share is None or self.share.counted
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no other bucket has rows of it."""
+        return self.share is None or self.share.is_complete
 
     @property
     def own_bytes(self) -> int:

@@ -7,9 +7,10 @@ brings, and not what the groups hold. Of a group the number of values is kept.
 Sets of one type share their rows: a row has a bit for each set that its value was new in. So to count the
 bidders, and those above a price, takes one row for a bidder whose first bid was above it.
 
-A group is known by a number here, which it gets when it comes, in the order of hashes. Where buckets were put together,
-whose groups had numbers of their own, all but the first one's are renumbered, each bucket's in a *space* of numbers.
-Their sets stay as they are, a slot for each space, with the numbers as from its start.
+A group is known by a number here, which it gets when it comes, in the order of hashes. The first rescale raises the numbers of
+all buckets but the first one, each bucket's into a *space* of numbers (:mod:`millstream.kernels.state.numbers`); the
+numbers that come after it are a space of all. The sets stay as they are, a slot for each space, with the numbers as from
+its start.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from millstream.kernels.state.hash_order import differs_from_previous, sort_by_h
 from millstream.kernels.state.keyed_rows import KeyedRows
 from millstream.kernels.state.keyhash import Hashes, hash_columns
 from millstream.kernels.state.ledger import StateLedger
+from millstream.kernels.state.numbers import take_numbers
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.sorted_runs import EACH_ROW, Share, SortedRuns, every_row
 from millstream.kernels.tables.group_times import GROUP
@@ -186,12 +188,16 @@ def _keep(state: OperatorState, runs: SortedRuns, slot: int, values: pl.DataFram
         runs.owned = every_row
 
 
-def _of_own_groups(state: OperatorState, start: int, rows: pl.DataFrame, _share: Share) -> Bools:
-    """Return which rows of sets are of groups of this bucket, where it shares them with others."""
+def _of_own_groups(state: OperatorState, start: int, rows: pl.DataFrame, share: Share) -> Bools:
+    """Return which rows of sets are of groups in a share.
+
+    Others of this bucket are not taken: it may have them from a fold of a bucket that is put together with this one.
+    """
     groups = KeyedRows(state, GROUPS, ROWS, numbered=GROUP_ID).scan()
     if groups is None:
         return np.zeros(rows.height, np.bool_)
-    return np.isin(rows[GROUP_ID].to_numpy() + start, groups[GROUP_ID].to_numpy())
+    own = groups[GROUP_ID].to_numpy()[share.has(groups[HASH].to_numpy())]
+    return np.isin(rows[GROUP_ID].to_numpy() + start, own)
 
 
 def is_counted_set(aggregate: Aggregate) -> bool:
@@ -201,8 +207,7 @@ def is_counted_set(aggregate: Aggregate) -> bool:
 
 def new_ids(state: OperatorState, groups: pl.DataFrame, keys: Sequence[str]) -> pl.Series:
     """Return numbers that no group has had, for groups with these hashes and keys."""
-    first: int = state.values.get(NEXT_ID, 0)
-    state.values[NEXT_ID] = first + groups.height
+    numbers = take_numbers(state.values, NEXT_ID, groups.height)
     hashes = groups[HASH].to_numpy()
     order = np.argsort(hashes, kind="stable")
     if not differs_from_previous(hashes[order]).all():
@@ -210,7 +215,7 @@ def new_ids(state: OperatorState, groups: pl.DataFrame, keys: Sequence[str]) -> 
         by = pl.DataFrame({HASH: hashes, **named})
         order = by.select(pl.arg_sort_by(by.columns)).to_series().to_numpy()
     ids = np.empty(groups.height, np.int64)
-    ids[order] = np.arange(first, first + groups.height)
+    ids[order] = numbers
     return pl.Series(GROUP_ID, ids)
 
 

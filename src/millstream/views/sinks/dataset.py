@@ -1,6 +1,6 @@
 """The sink for Parquet datasets: files with unique names, and one manifest that lists those that count.
 
-A batch is committed in these steps, under the lock of the folder:
+A batch is committed in these steps, under the lock of the folder; for one under a URL, see ``dataset_url.py``:
 
 =====================================  ==========================================================
 a crash after                          leaves
@@ -35,19 +35,17 @@ from millstream.views.coverage import CoverageSpan, partial_note, sink_label, wa
 from millstream.views.retractions import DIFF_COLUMN, with_diff_column
 from millstream.views.schema import Fence
 from millstream.views.sink import RunStart, SinkBatch, check_written
-from millstream.views.sinks.dataset_files import FILE_NAME, DatasetStager, DatasetWriter
+from millstream.views.sinks.dataset_address import place_of
+from millstream.views.sinks.dataset_files import DatasetStager, DatasetWriter
 from millstream.views.sinks.dataset_manifest import (
-    FILE,
     DataFile,
     DatasetFence,
     Manifest,
     ReplacedFile,
-    dataset_lock,
     encode_columns,
-    read_manifest,
-    write_manifest,
 )
 from millstream.views.sinks.dataset_merge import files_to_merge
+from millstream.views.sinks.dataset_place import DatasetPlace, ManifestReplacedError
 
 REPLACED_FILES_RETENTION_MS = 10 * 60_000
 """How long a file that was merged into another stays, for readers that began before."""
@@ -77,13 +75,12 @@ class DatasetSink:
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         assert isinstance(sink.spec, DatasetSinkSpec)
-        self.folder = Path(sink.spec.path).absolute()
-        self.name = f"{_NAME_PREFIX}{self.folder}"
+        self.place = place_of(sink.spec.path, files)
+        self.name = f"{_NAME_PREFIX}{self.place.text}"
         self._sink = sink
         self._where = sink.name, sink_label(sink)
         self._partition_by = sink.spec.partition_by
         self._schema = dict(sink.schema)
-        self._files = files
         self._clock_ms = clock_ms
         self._checkpoint_id = ""
         self._create()
@@ -92,49 +89,39 @@ class DatasetSink:
     def identity(self) -> str:
         return _identity(self._manifest())
 
-    @property
-    def _writer(self) -> DatasetWriter:
-        return DatasetWriter(self.folder, self._sink.schema, self._partition_by, self._files)
+    def _writer(self, manifest: Manifest, run: int) -> DatasetWriter:
+        stamp = self.place.stamp(manifest, run)
+        return DatasetWriter(self.place, self._sink.schema, self._partition_by, stamp)
 
     def _create(self) -> None:
-        """Create the folder and an empty manifest, unless they are there."""
-        missing = [one for one in (self.folder, *self.folder.parents) if not one.exists()]
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for folder in missing:
-            self._files.sync_folder(folder.parent)
-        with dataset_lock(self.folder):
-            if read_manifest(self.folder) is None:
-                foreign = [one.name for one in self.folder.iterdir() if one.name[0] not in "._"]
-                if foreign:
-                    raise ConfigError(
-                        f"{self.folder} holds {foreign[0]!r} and is no dataset of Millstream. Give "
-                        "an empty folder, or one that does not exist."
-                    )
-                columns = encode_columns(self._schema)
-                fresh = Manifest(uuid.uuid4().hex, columns, self._partition_by)
-                write_manifest(self.folder, fresh, self._files)
+        """Make the place and an empty manifest, unless they are there."""
+        columns = encode_columns(self._schema)
+        self.place.create(Manifest(uuid.uuid4().hex, columns, self._partition_by))
 
     def _manifest(self) -> Manifest:
-        manifest = read_manifest(self.folder)
+        manifest = self.place.read()
         if manifest is None:
             raise FencedError(
-                f"{self.folder / FILE} was deleted while a run was writing to the dataset. Stop "
+                f"The manifest of {self.place.text} was deleted while a run was writing to the dataset. Stop "
                 "this run; restore the dataset, or give the output another folder."
             )
         return manifest
 
     def begin_run(self, start: RunStart) -> int | None:
         self._checkpoint_id = start.checkpoint_id
-        with dataset_lock(self.folder):
+        while True:
+            with suppress(ManifestReplacedError):  # by an older run, which will be refused
+                return self._begin_run(start)
+
+    def _begin_run(self, start: RunStart) -> int | None:
+        with self.place.lock():
             manifest = self._manifest()
             self._check_declared(manifest)
             last = self._check_owner(manifest, start)
             fence = DatasetFence(start.app, start.job, start.run, start.checkpoint_id, last)
             coverage = tuple(start.coverage.get(self._where, manifest.coverage))
-            write_manifest(
-                self.folder, replace(manifest, fence=fence, coverage=coverage), self._files
-            )
-            self._remove_leftovers(manifest)
+            self.place.write(replace(manifest, fence=fence, coverage=coverage))
+            self._remove_leftovers(manifest, start.run)
         return last
 
     def _check_declared(self, manifest: Manifest) -> None:
@@ -172,13 +159,10 @@ class DatasetSink:
             )
         return fence.batch_id
 
-    def _remove_leftovers(self, manifest: Manifest) -> None:
-        """Remove the files that a crash left: those that the manifest does not name."""
+    def _remove_leftovers(self, manifest: Manifest, run: int) -> None:
+        """Remove the files that a crash of an earlier run left: those that the manifest does not name."""
         named = {file.path for file in manifest.files} | {file.path for file in manifest.replaced}
-        for path in list(self.folder.rglob("*.parquet")):
-            ours = FILE_NAME.fullmatch(path.name)
-            if ours and path.relative_to(self.folder).as_posix() not in named:
-                path.unlink()
+        self.place.remove(self.place.files(manifest, before_run=run).keys() - named)
 
     def participates(self, part: SinkBatch) -> bool:
         return part.has(self._sink.name)
@@ -186,11 +170,17 @@ class DatasetSink:
     def stager(self, fence: Fence, output: str) -> DatasetStager | None:
         if output != self._sink.name:
             return None
-        return DatasetStager(self._writer, self._manifest().identity, fence.batch_id)
+        manifest = self._manifest()
+        writer = self._writer(manifest, fence.run)
+        return DatasetStager(writer, manifest.identity, fence.batch_id)
 
     def commit(self, fence: Fence, part: SinkBatch) -> bool:
         try:
-            return self._commit(fence, part)
+            while True:
+                with suppress(
+                    ManifestReplacedError
+                ):  # mostly by a newer run, which then refuses this one
+                    return self._commit(fence, part)
         except OSError as error:
             raise RetriableError(
                 f"Writing to {self.name} failed, and nothing of batch {fence.batch_id} counts: "
@@ -198,17 +188,18 @@ class DatasetSink:
             ) from error
 
     def _commit(self, fence: Fence, part: SinkBatch) -> bool:
-        with dataset_lock(self.folder):
+        with self.place.lock():
             manifest = self._manifest()
             if not self._admit(manifest, fence):
                 return False
-            written, has_diff = self._written(part, fence.batch_id)  # step 1
+            writer = self._writer(manifest, fence.run)
+            written, has_diff = self._written(part, writer, fence.batch_id)  # step 1
             if has_diff and DIFF_COLUMN not in manifest.schema:
                 manifest = replace(
                     manifest, columns=encode_columns({**self._schema, DIFF_COLUMN: pl.Int8()})
                 )
             added = [*manifest.files, *written]
-            files, gone = self._merge_small_files(added, fence.batch_id)  # step 2
+            files, gone = self._merge_small_files(added, writer, fence.batch_id)  # step 2
             assert manifest.fence is not None, "checked by _admit"
             old, kept = self._split_expired(manifest.replaced)
             now_ms = self._clock_ms()
@@ -218,9 +209,8 @@ class DatasetSink:
                 files=tuple(files),
                 replaced=(*kept, *(ReplacedFile(file.path, now_ms) for file in gone)),
             )
-            write_manifest(self.folder, manifest, self._files)  # steps 3 to 5
-            for file in old:  # step 6
-                (self.folder / file.path).unlink(missing_ok=True)
+            self.place.write(manifest)  # steps 3 to 5
+            self.place.remove(file.path for file in old)  # step 6
         return True
 
     def _admit(self, manifest: Manifest, fence: Fence) -> bool:
@@ -243,40 +233,42 @@ class DatasetSink:
         old = [file for file in replaced if file.since_ms < before_ms]
         return old, [file for file in replaced if file.since_ms >= before_ms]
 
-    def _written(self, part: SinkBatch, batch_id: int) -> tuple[list[DataFile], bool]:
+    def _written(
+        self, part: SinkBatch, writer: DatasetWriter, batch_id: int
+    ) -> tuple[list[DataFile], bool]:
         """Return the files of a batch, which tasks may have written, and whether they have ``_diff``."""
         staged = part.staged.get(self._sink.name)
         if staged is None:
             rows = with_diff_column(part.rows[self._sink.name])
             given, has_diff = rows.height, DIFF_COLUMN in rows.columns
-            written = self._writer.write(rows, batch_id)
+            written = writer.write(rows, batch_id)
         else:
             for each in staged.parts:
-                each.check_seen_in(self.folder)
+                each.check_seen_in(self.place)
             given, has_diff = staged.rows, any(each.has_diff for each in staged.parts)
             written = [file for each in staged.parts for file in each.files]
         check_written(self.name, given, sum(file.rows for file in written))
         return written, has_diff
 
     def _merge_small_files(
-        self, files: list[DataFile], batch_id: int
+        self, files: list[DataFile], writer: DatasetWriter, batch_id: int
     ) -> tuple[list[DataFile], list[DataFile]]:
         """Merge small files, durably; return the files that are left, and those replaced."""
         gone: list[DataFile] = []
-        while group := files_to_merge(files):
+        while group := files_to_merge(files, self.place.merged_tiers):
             tables = [self._read(file) for file in group]
             merged = pl.concat([_add_diff_column(table, tables) for table in tables])
             files = [file for file in files if file not in group]
-            files.append(self._writer.write_file(merged, group[0].partition, batch_id))
+            files.append(writer.write_file(merged, group[0].partition, batch_id))
             gone += group
         return files, gone
 
     def _read(self, file: DataFile) -> pl.DataFrame:
         try:
-            return pl.read_parquet(self.folder / file.path, hive_partitioning=False)
+            return pl.read_parquet(self.place.open_file(file.path), hive_partitioning=False)
         except (pl.exceptions.PolarsError, OSError) as error:
             raise CorruptionError(
-                f"{self.folder / file.path} is part of {self.name} and cannot be read: {error}. "
+                f"{self.place.address_of(file.path)} is part of {self.name} and cannot be read: {error}. "
                 "Keep it, and restore it from a backup."
             ) from error
 
@@ -294,16 +286,16 @@ def _add_diff_column(table: pl.DataFrame, tables: Sequence[pl.DataFrame]) -> pl.
 class Dataset:
     """A dataset opened for reading. Each call sees the state of one commit, the newest."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, place: DatasetPlace) -> None:
+        self._place = place
 
     def __repr__(self) -> str:
-        return f"Dataset({str(self.folder)!r})"
+        return f"Dataset({self._place.text!r})"
 
     @property
-    def files(self) -> list[Path]:
-        """The Parquet files of the dataset now, for any tool that reads Parquet."""
-        return [self.folder / file.path for file in self._manifest().files]
+    def files(self) -> list[Path | str]:
+        """The Parquet files of the dataset now, for any tool that reads Parquet: paths, or URLs."""
+        return [self._place.address_of(file.path) for file in self._manifest().files]
 
     @property
     def batch_id(self) -> int | None:
@@ -331,50 +323,47 @@ class Dataset:
         schema = manifest.schema
         if not manifest.files:
             return pl.LazyFrame(schema=schema)
-        found = pl.scan_parquet(
-            [self.folder / file.path for file in manifest.files],
-            schema=schema,
-            missing_columns="insert" if DIFF_COLUMN in schema else "raise",
-            hive_partitioning=False,
-            glob=False,
-        )
+        paths = [file.path for file in manifest.files]
+        found = self._place.scan(paths, schema, some_lack=DIFF_COLUMN in schema)
         return (
             found.with_columns(pl.col(DIFF_COLUMN).fill_null(1)) if DIFF_COLUMN in schema else found
         )
 
     def _manifest(self) -> Manifest:
-        manifest = read_manifest(self.folder)
+        manifest = self._place.read()
         if manifest is None:
             raise ConfigError(
-                f"There is no dataset in {self.folder}. Correct the path, or run the pipeline that "
+                f"There is no dataset in {self._place.text}. Correct the path, or run the pipeline that "
                 "writes it."
             )
         return manifest
 
 
 def dataset(path: Path | str) -> Dataset:
-    """Open a dataset that a pipeline writes, for reading.
+    """Open a dataset that a pipeline writes, for reading: by the path of its folder, or its URL.
 
     Warns:
         PartialOutputWarning: The dataset was not always written, so rows are missing; the text says
             since when it is complete. So does ``Dataset.partial_note``.
 
     Raises:
-        ConfigError: There is none in that folder.
+        ConfigError: There is none in that folder, or under that URL.
     """
-    opened = Dataset(Path(path))
+    opened = Dataset(place_of(path))
     warn_if_partial(f"The dataset {path}", opened.coverage)  # a wrong path shows here
     return opened
 
 
-def dataset_folder(name: str) -> Path:
-    """Return the folder of a dataset, given the name of its sink."""
-    return Path(name.removeprefix(_NAME_PREFIX))
+def dataset_address(name: str) -> str:
+    """Return the folder's path, or the URL, of a dataset, given the name of its sink."""
+    return name.removeprefix(_NAME_PREFIX)
 
 
-def owned_dataset_identity(path: str, app: str, job: str, checkpoint_id: str | None) -> str | None:
-    """Return the identity of the dataset in a folder if a job wrote it with this checkpoint, else None."""
-    manifest = read_manifest(Path(path))
+def owned_dataset_identity(
+    address: str, app: str, job: str, checkpoint_id: str | None
+) -> str | None:
+    """Return the identity of the dataset at an address if a job wrote it with this checkpoint, else None."""
+    manifest = place_of(address).read()
     if manifest is None or manifest.fence is None:
         return None
     fence = manifest.fence
@@ -382,34 +371,24 @@ def owned_dataset_identity(path: str, app: str, job: str, checkpoint_id: str | N
     return _identity(manifest) if ours else None
 
 
-def dataset_files(folder: Path, identity: str) -> list[Path] | None:
-    """Return the Parquet files of a dataset, replaced ones included; None if it is missing, or another."""
-    manifest = read_manifest(folder)
+def dataset_files(address: str, identity: str) -> dict[str, int] | None:
+    """Return the Parquet files of a dataset, replaced ones included, and their sizes; None if it is missing, or another."""
+    place = place_of(address)
+    manifest = place.read()
     if manifest is None or _identity(manifest) != identity:
         return None
-    return [path for path in folder.rglob("*.parquet") if FILE_NAME.fullmatch(path.name)]
+    return place.files(manifest)
 
 
-def delete_dataset(folder: Path, identity: str) -> None:
+def delete_dataset(address: str, identity: str) -> None:
     """Delete a dataset, so that a job can begin it again; nothing if it is another one.
 
-    1. A manifest without files and fence is written: a running job is refused, readers see no rows. It
-       keeps the identity, so that a repetition after a crash finds the dataset.
-    2. The files are removed. A crash leaves some of them.
-    3. The folders of partitions are removed, and then the manifest.
+    Raises:
+        RetriableError: a run still writes to it.
     """
-    if not folder.is_dir():
-        return
-    with dataset_lock(folder):
-        files = dataset_files(folder, identity)
-        if files is None:
-            return
-        manifest = read_manifest(folder)
-        assert manifest is not None, "it was read just now"
-        write_manifest(folder, replace(manifest, fence=None, files=(), replaced=()))
-        for path in files:
-            path.unlink()
-        for inner in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
-            with suppress(OSError):  # somebody else's file lies in it
-                inner.rmdir()
-        (folder / FILE).unlink()
+    try:
+        place_of(address).delete(identity.removeprefix("dataset:"))
+    except ManifestReplacedError:
+        raise RetriableError(
+            f"The dataset {address} is written to by a run of another machine. Stop it, and reset the app again."
+        ) from None

@@ -12,19 +12,19 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import polars as pl
 
-from millstream.errors import RetriableError, StagedRowsLostError
+from millstream.errors import EnvironmentProblem, RetriableError, StagedRowsLostError
 from millstream.kernels.column_types import of_one_zero
-from millstream.log.files import DISK, Files, NewFile
+from millstream.kernels.frames import sliced
 from millstream.views.retractions import DIFF_COLUMN, with_diff_column
-from millstream.views.sinks.dataset_manifest import DataFile, read_manifest
+from millstream.views.sinks.dataset_manifest import DataFile
+from millstream.views.sinks.dataset_place import DatasetPlace
 
-FILE_NAME = re.compile(r"\d{12,}-[0-9a-f]{12}\.parquet")  # batch_id, and what makes it unique
+_FILE_BYTES_MAX = 128 << 20  # in memory; under a URL a file is put in one request
 _NAME_BYTES_MAX = 120  # of a column or a value; a file system takes 255 for both
 _BEGINNING_BYTES = 60
 _HASH_DIGITS = 32
@@ -34,36 +34,34 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"  # null in Hive's layout
 
 @dataclass(frozen=True)
 class DatasetWriter:
-    """Writes files of a dataset, durably. ``files`` is the file system; only tests give another one."""
+    """Writes files of a dataset, durably. ``stamp`` is what their names have of the place and the run."""
 
-    folder: Path
+    place: DatasetPlace
     schema: tuple[tuple[str, pl.DataType], ...]
     partition_by: tuple[str, ...]
-    files: Files = DISK
+    stamp: str = ""
 
     def write(self, rows: pl.DataFrame, batch_id: int) -> list[DataFile]:
-        """Write rows, one file per partition; return what was written."""
+        """Write rows, one file per partition, or several of a large one; return what was written."""
         types = {
             **dict(self.schema),
             **({DIFF_COLUMN: pl.Int8()} if DIFF_COLUMN in rows.columns else {}),
         }
         rows = pl.DataFrame({name: rows[name].cast(dtype) for name, dtype in types.items()})
-        return [self.write_file(part, folder, batch_id) for folder, part in self._partitions(rows)]
+        return [
+            self.write_file(part, folder, batch_id)
+            for folder, whole in self._partitions(rows)
+            for part in sliced(whole, _FILE_BYTES_MAX)
+        ]
 
     def write_file(self, rows: pl.DataFrame, partition: str, batch_id: int) -> DataFile:
         """Write one file of a partition."""
         buffer = io.BytesIO()
         rows.write_parquet(buffer)
-        name = f"{batch_id:012}-{uuid.uuid4().hex[:12]}.parquet"
-        path = self.folder / partition / name
-        missing = [one for one in path.parents if not one.exists()]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with NewFile(self.files, path) as file:
-            file.write(buffer.getvalue())
-            file.sync()
-        for folder in {path.parent, *(one.parent for one in missing)}:
-            self.files.sync_folder(folder)
-        return DataFile(path.relative_to(self.folder).as_posix(), rows.height, partition)
+        name = f"{batch_id:012}-{self.stamp}{uuid.uuid4().hex[:12]}.parquet"
+        path = f"{partition}/{name}" if partition else name
+        self.place.put(path, buffer.getvalue())
+        return DataFile(path, rows.height, partition)
 
     def _partitions(self, rows: pl.DataFrame) -> Iterable[tuple[str, pl.DataFrame]]:
         if not self.partition_by:
@@ -88,20 +86,17 @@ class StagedFiles:
     sizes_bytes: tuple[int, ...]
     has_diff: bool
 
-    def check_seen_in(self, folder: Path) -> None:
-        """Make sure that the driver has in its folder what the task has written into its own.
+    def check_seen_in(self, place: DatasetPlace) -> None:
+        """Make sure that the driver finds what the task has written.
 
         Raises:
             StagedRowsLostError: it has not.
         """
         for file, size_bytes in zip(self.files, self.sizes_bytes, strict=True):
-            try:
-                found = (folder / file.path).stat().st_size
-            except FileNotFoundError:
-                found = None
+            found = place.size_bytes(file.path)
             if found != size_bytes:
                 raise StagedRowsLostError(
-                    f"A task has written {folder / file.path} with {size_bytes} bytes, and the driver finds "
+                    f"A task has written {place.address_of(file.path)} with {size_bytes} bytes, and the driver finds "
                     f"{'no such file' if found is None else f'{found}'}. Nothing of the batch was committed there. "
                     "Where executors have a copy of the folder, and not the same one, remove the copies; then run again."
                 )
@@ -117,25 +112,26 @@ class DatasetStager:
     key: None = None
 
     def is_reachable(self) -> bool:
-        """Return whether the dataset is in the folder, as this process sees it."""
+        """Return whether this process finds the dataset under its address, and may read it."""
         try:
-            manifest = read_manifest(self.writer.folder)
-        except OSError:
+            manifest = self.writer.place.read()
+        except (OSError, EnvironmentProblem):
             return False
         return manifest is not None and manifest.identity == self.identity
 
     def stage(self, rows: pl.DataFrame) -> StagedFiles:
         """Write rows. A crash leaves files that no manifest names."""
         shown = with_diff_column(rows)
+        place = self.writer.place
         try:
             files = self.writer.write(shown, self.batch_id)
+            sizes = tuple(place.size_bytes(file.path) or 0 for file in files)
         except OSError as error:
             raise RetriableError(
-                f"A task could not write to the dataset {self.writer.folder}, and nothing of batch "
+                f"A task could not write to the dataset {place.text}, and nothing of batch "
                 f"{self.batch_id} counts: {error}. Free some space or repair the disk, then run again."
             ) from error
-        sizes = (self.writer.folder.joinpath(file.path).stat().st_size for file in files)
-        return StagedFiles(tuple(files), tuple(sizes), DIFF_COLUMN in shown.columns)
+        return StagedFiles(tuple(files), sizes, DIFF_COLUMN in shown.columns)
 
 
 def _canonical_text(column: pl.Series) -> pl.Series:

@@ -1,7 +1,7 @@
 """A dataset's manifest: the one file that says which Parquet files are the dataset, and whose it is.
 
-``_manifest.json`` is replaced as a whole, by a rename, so that at any moment it is that of one commit. It
-holds the identity of the dataset, its columns, the fence of the last batch, the files with their row
+``_manifest.json`` is replaced as a whole, by a rename, so that at any moment it is that of one commit (under a
+URL, manifests are numbered: see ``dataset_url.py``). It holds the identity of the dataset, its columns, the fence of the last batch, the files with their row
 counts, and the files that a merge has replaced, which stay for active readers.
 
 A dataset belongs to one job. A writer holds the lock of its folder.
@@ -98,10 +98,22 @@ def read_manifest(folder: Path) -> Manifest | None:
     """
     path = folder / FILE
     try:
-        values = json.loads(path.read_bytes())
-        version = values.pop("format")
+        data = path.read_bytes()
     except FileNotFoundError:
         return None
+    return parse_manifest(data, path)
+
+
+def parse_manifest(data: bytes, path: Path | str) -> Manifest:
+    """Return the manifest that :meth:`Manifest.to_json` wrote; ``path`` is where it is, for messages.
+
+    Raises:
+        ConfigError: it is of another version.
+        CorruptionError: it is damaged.
+    """
+    try:
+        values = json.loads(data)
+        version = values.pop("format")
     except (ValueError, KeyError, AttributeError) as error:
         raise _damaged(path, error) from error
     if version > _FORMAT:
@@ -127,7 +139,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         raise _damaged(path, error) from error
 
 
-def _damaged(path: Path, error: Exception) -> CorruptionError:
+def _damaged(path: Path | str, error: Exception) -> CorruptionError:
     return CorruptionError(
         f"{path} is damaged ({error}). Keep it and restore it from a backup; without it, nobody can "
         "tell which files are the dataset."

@@ -17,12 +17,12 @@ _FILES = 8  # files of one tier that become one; a power of two, so that the tie
 _BITS = 3
 
 
-def files_to_merge(files: Sequence[DataFile]) -> list[DataFile] | None:
-    """Return files of one partition and one tier that are to become one, oldest first, or None."""
+def files_to_merge(files: Sequence[DataFile], tiers: int = TIERS) -> list[DataFile] | None:
+    """Return files of one partition and one of the lower tiers that are to become one, oldest first, or None."""
     groups: dict[tuple[str, int], list[DataFile]] = {}
     for file in files:
         tier = (max(file.rows, 1).bit_length() - 1) // _BITS
-        if tier >= TIERS:
+        if tier >= tiers:
             continue
         group = groups.setdefault((file.partition, tier), [])
         group.append(file)

@@ -58,7 +58,8 @@ class Kept:
 
     @property
     def chunks(self):
-        return self.opened()[1].chunks.slots.get(0, [])
+        slots = self.opened()[1].chunks.slots
+        return [chunk for place in sorted(slots) for chunk in slots[place]]
 
 
 batches = st.lists(

@@ -7,21 +7,22 @@ from example_counts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.errors import CorruptionError
+from millstream.errors import ConfigError, CorruptionError
 from millstream.kernels.dedup.bloom_generations import FILTERS, BloomGenerations, BloomRule
 from millstream.kernels.dedup.event_ids import EventIds
 from millstream.kernels.frames import HASH, ROWS, WEIGHT
 from millstream.kernels.joins.held_rows import HeldRows, numbered_families
-from millstream.kernels.state import sorted_runs
+from millstream.kernels.state import appended_rows, sorted_runs
 from millstream.kernels.state.appended_rows import AppendedRows
 from millstream.kernels.state.arrangement import Arrangement
+from millstream.kernels.state.joined_runs import one_chunk, put_together
 from millstream.kernels.state.keyed_rows import KeyedRows
 from millstream.kernels.state.keyhash import buckets_of, hash_columns
 from millstream.kernels.state.layout import StateLayout
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.rescale import hash_range, rescale_operator
-from millstream.kernels.state.sorted_runs import MemoryRunStore
+from millstream.kernels.state.sorted_runs import MemoryRunStore, Run, Share
 from millstream.kernels.state.timers import Timers, WaitingLedger
 
 COUNTS = st.integers(1, 9)
@@ -245,3 +246,80 @@ def test_a_run_in_parts_is_shared_part_by_part():
     shared = [run for part in held.parts.values() for run in part["runs"]["rows"]]
     assert len(whole) == 10
     assert len(shared) <= 10 + 3  # a part is divided where a new bucket begins, and nowhere else
+
+
+def _added(held, keys):
+    """Add rows to the appended rows of a divided state; return what is found of their keys."""
+
+    def work(state, places):
+        own = [keys[at] for at in places]
+        hashes = hashed(own)
+        table = pl.DataFrame({"k": pl.Series(own, dtype=pl.Int64)})
+        kept = AppendedRows(state, "rows")
+        kept.add(table.with_columns(pl.Series(HASH, hashes), pl.lit(1, pl.Int64).alias(WEIGHT)))
+        found = kept.look_up(hashes)
+        return [] if found is None else found["k"].to_list()
+
+    return sorted(key for part in held.batch(keys, work).values() for key in part)
+
+
+def test_chunks_that_an_earlier_version_kept_in_one_slot_are_put_together_again():
+    held = Divided(StateLayout(appended=("rows",)))
+    for number in range(6):
+        _added(held, [number, 90])
+    for entry in held.parts[0]["runs"]["rows.rows"]:
+        entry[1] = 0  # where they stood then, one behind the other
+    held.rescale(4)
+    held.rescale(1)
+    chunks = held.parts[0]["runs"]["rows.rows"]
+    assert [(slot, rows) for _, slot, rows, *_ in chunks] == [(2 * n, 2) for n in range(6)]
+    assert _added(held, [90]) == [90] * 7
+
+
+def test_places_that_run_out_are_refused():
+    held = Divided(StateLayout(appended=("rows",)))
+    _added(held, [1, 2, 3])
+    held.parts[0]["runs"]["rows.rows"][0][1] = 2**62 - 2**37
+    held.rescale(1)
+    with pytest.raises(ConfigError, match=r"'step' have places up to \d+, and 4 buckets.*fewer"):
+        held.rescale(4)
+
+
+def test_rows_of_small_chunks_are_moved_together_and_those_of_other_buckets_left(monkeypatch):
+    monkeypatch.setattr(appended_rows, "_SMALL_CHUNKS_MAX", 6)
+    held = Divided(StateLayout(appended=("rows",)))
+    for number in range(5):
+        _added(held, list(range(8 * number, 8 * number + 8)))
+    held.rescale(2)
+    for number in range(3):
+        _added(held, list(range(40 + 8 * number, 48 + 8 * number)))
+    chunks = [part["runs"]["rows.rows"] for part in held.parts.values()]
+    assert [len(of_bucket) for of_bucket in chunks] == [2, 2]  # moved, and one batch after that
+    assert sum(rows for of_bucket in chunks for _, _, rows, *_ in of_bucket) == 64
+    assert all(len(entry) == 5 for of_bucket in chunks for entry in of_bucket)  # none is shared
+    assert _added(held, list(range(64))) == sorted([*range(64), *range(64)])
+
+
+def _shares(*ranges, name="a", rows=10, whole=(0, 8)):
+    runs = []
+    for low, high in ranges:
+        share = Share(low, high, rows, counted=False, whole_low=whole[0], whole_high=whole[1])
+        runs.append(Run(name, 0, rows, 100, share=share))
+    return runs
+
+
+def test_a_share_waits_for_the_rest_of_its_run_that_stands_further_behind():
+    one, other = _shares((0, 4), (4, 8), rows=30)
+    before = Run("b", 0, 5, 50, share=Share(4, 8, 5, counted=True, whole_low=4, whole_high=8))
+    made = put_together([[[one]], [[before], [other]]], (0, 8))
+    assert [run.name for run in made] == ["b", "a"]
+    assert made[1].share is None
+
+
+def test_shares_that_do_not_meet_stay_apart_and_a_chunk_is_there_once():
+    first, third = _shares((0, 2), (4, 8))
+    made = put_together([[[first]], [[third]]], (0, 8))
+    assert [(run.share.low, run.share.high) for run in made] == [(0, 2), (4, 8)]
+    chunk = one_chunk([first, third], (0, 8))
+    assert not chunk.is_whole
+    assert one_chunk(_shares((0, 2), (2, 4), (4, 8)), (0, 8)).share is None

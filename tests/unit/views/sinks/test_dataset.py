@@ -170,7 +170,7 @@ def test_whatever_a_crash_leaves_is_read_as_before_or_after_and_removed_by_the_n
         before = rows(folder)
         files = DyingFiles(dies_at, fails=fails)
         job = Job(folder, columns, ("k",), run=2)
-        job.target._files = files
+        job.target.place.disk = files
         try:
             job.commit(frame)
         except (SimulatedCrash, RetriableError, SyncFailedError):
