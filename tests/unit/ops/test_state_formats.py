@@ -33,7 +33,8 @@ def more_of(kept):
 
 
 def test_the_present_format_is_among_those_that_are_kept():
-    assert f"{STATE_FORMAT}.tar.gz" in [path.name for path in FORMATS]
+    names = [path.name for path in FORMATS]
+    assert f"{STATE_FORMAT}.tar.gz" in names, "run python tests/state_formats/make.py"
 
 
 def test_an_app_goes_on_with_the_state_of_an_earlier_version(kept):

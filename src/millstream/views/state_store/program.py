@@ -23,7 +23,10 @@ from millstream.views.runs.control_files import ResetTarget, reset_command
 from millstream.views.state_store.definition_difference import differences
 
 STATE_FORMAT = 8
-"""The format version of manifests and runs. State of another version is refused, but for those that are read as it."""
+"""The format version of manifests and runs. State of another version is refused, but for those that are read as it.
+
+With each, what an app leaves in it is kept for the tests of later versions: tests/state_formats/make.py.
+"""
 
 _READ_AS_IT = frozenset({6, 7})  # 6 has no shares of runs, 7 none that can be put together again
 
