@@ -42,8 +42,8 @@ PORT_DEAD_LETTERS = 2
 PORT_FIRST = 8  # operators and sinks are numbered from here
 
 
-# What the JVM holds as one array has less than 2 GiB, and Spark holds a row of frames several times.
-FRAME_BYTES_MAX = 128 << 20
+# Spark holds a frame several times in an executor that keeps it: 128 MiB were too many for a heap of 1 GiB.
+FRAME_BYTES_MAX = 16 << 20
 
 # Bytes, or what shows bytes of a file that is mapped into memory.
 Frame = bytes | memoryview
