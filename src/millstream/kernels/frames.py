@@ -42,7 +42,7 @@ PORT_DEAD_LETTERS = 2
 PORT_FIRST = 8  # operators and sinks are numbered from here
 
 
-# Spark holds a frame several times in an executor that keeps it: 128 MiB were too many for a heap of 1 GiB.
+# An array of the JVM has less than 2 GiB, and an executor that keeps a frame holds it several times meanwhile.
 FRAME_BYTES_MAX = 16 << 20
 
 # Bytes, or what shows bytes of a file that is mapped into memory.
