@@ -45,7 +45,9 @@ UV_NAMES = {
 DEMO = "--extra spark --extra ui"
 TEST = f"{DEMO} --extra kafka --extra s3 --group clients --group test"
 TARGETS = "--extra redis --extra tantivy --extra iceberg --extra delta"
-ALL = f"{TEST} --extra postgres --extra mysql {TARGETS} --group browser --group check"
+ALL = (
+    f"{TEST} --extra postgres --extra mysql --extra mongodb {TARGETS} --group browser --group check"
+)
 # Each with what it needs, what Python then runs, and what `help` says of it.
 COMMANDS = {
     "setup": (ALL, "", "Make the whole environment for a developer"),

@@ -200,11 +200,6 @@ class Queries:
             sum=ms.sum("price"),
         )
 
-    def q18(self) -> ms.Stream:
-        days = self.bids.window(ms.tumbling("1 day"), by=["bidder", "auction"]).emit("update")
-        last = days.agg(bid=ms.last(pl.struct("price", "channel", "url", "date_time", "extra")))
-        return last.select("window_start", "bidder", "auction", *parts_of("bid", last))
-
     # ── groups ──────────────────────────────────────────────────────────────────────────────
 
     def q15(self) -> ms.Table:
@@ -215,6 +210,9 @@ class Queries:
         at = pl.col("date_time")
         days = self.bids.with_columns(day=at.dt.date(), minute=at.dt.strftime("%H:%M"))
         return days.group_by("channel", "day").agg(minute=ms.max("minute"), **levels())
+
+    def q18(self) -> ms.Table:
+        return self.bids.top(1, by="date_time", per=["bidder", "auction"])
 
     def q19(self) -> ms.Table:
         return self.bids.top(10, by="price", per="auction", rank="place")

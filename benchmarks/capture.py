@@ -1,6 +1,6 @@
-"""Capture from PostgreSQL into a log, beside Debezium's engine: rows per second of CPU, latency, snapshot, memory.
+"""Capture into a log: rows per second of CPU, latency, snapshot, memory; of PostgreSQL beside Debezium's engine.
 
-    python benchmarks/capture.py [--rows 500000] [--rounds 3] [--parts stream,snapshot,latency,memory]
+    python benchmarks/capture.py [--rows 500000] [--rounds 3] [--parts stream,snapshot,latency,memory,mariadb,sqlite]
         [--large-rows 5000000] [--peers debezium|none] [--debezium-python PATH]
 
 Both read the same changes of the same server, with a slot each, and make what they read durable before they
@@ -12,6 +12,8 @@ stream    rows in transactions of 1,000: two fifths insertions, two fifths updat
 snapshot  the rows of a table of three columns, and of one of eight
 latency   transactions of one row at an even pace; from their commit, by the server's clock, to durable
 memory    one transaction of many rows; the most memory that the process had
+mariadb   the same stream and the same snapshots of eight columns, from MariaDB (without Debezium)
+sqlite    the same, from SQLite
 
 Without `--debezium-python`, an environment for it is made in the folder `--cache` (210 MB, and Java is needed).
 """
@@ -23,6 +25,7 @@ import json
 import os
 import resource
 import shutil
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -30,11 +33,13 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from urllib.parse import quote
 
 import psycopg
 from _measure import spread, table
 
 import millstream as ms
+from millstream.testing.mariadb import MariaDbServer
 from millstream.testing.postgres import PostgresServer
 
 HERE = Path(__file__).resolve().parent
@@ -61,6 +66,7 @@ def engine(url: str, folder: str, wanted: int, *, lags: bool) -> None:
     started, marks, lags_ms = time.monotonic(), [], []
     capturing = ms.capture(url, to=folder, name=NAME)
     before: list[int] = []
+    begun_cpu = cpu_s()
 
     def look(status: ms.CaptureStatus) -> None:
         rows = status.snapshot_rows + status.changes
@@ -83,6 +89,7 @@ def engine(url: str, folder: str, wanted: int, *, lags: bool) -> None:
         "cpu_s": cpu_last - cpu,
         "whole_wall_s": wall_last - started,
         "whole_cpu_s": cpu_last,
+        "run_cpu_s": cpu_last - begun_cpu,
         "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
         "lags_ms": lags_ms,
     }
@@ -258,6 +265,121 @@ def memory(side: Side, rows: int) -> dict:
     return found
 
 
+# ── other databases ─────────────────────────────────────────────────────────────────────────
+
+SERIES = "WITH RECURSIVE s (n) AS (SELECT {first} UNION ALL SELECT n + 1 FROM s WHERE n < {last})"
+MARIADB_COLUMNS = "id bigint PRIMARY KEY, a int, b text, c decimal(18,4), ts timestamp(6), j json, f boolean, d double"
+MARIADB_ROW = (
+    "n, n % 1000, CONCAT('text ', n), n / 7.0, '2026-01-01' + INTERVAL n SECOND, "
+    """CONCAT('{"n": ', n, ', "text": "value"}'), n % 2 = 0, n / 3.0"""
+)
+SQLITE_COLUMNS = "id INTEGER PRIMARY KEY, a INT, b TEXT, c TEXT, ts TEXT, j TEXT, f INT, d REAL"
+SQLITE_ROW = (
+    "n, n % 1000, 'text ' || n, printf('%.4f', n / 7.0), datetime('2026-01-01', n || ' seconds'), "
+    """'{"n": ' || n || ', "text": "value"}', n % 2 = 0, n / 3.0"""
+)
+
+
+class Database:
+    """A database that takes statements, each a transaction, until it is left."""
+
+    columns = row = url = ""
+
+    def insert(self, first: int, last: int) -> str:
+        raise NotImplementedError
+
+    def execute(self, *statements: str) -> None:
+        raise NotImplementedError
+
+
+class MariaDb(Database):
+    """A server of its own."""
+
+    columns, row = MARIADB_COLUMNS, MARIADB_ROW
+
+    def __init__(self, _folder: Path) -> None:
+        self.server = MariaDbServer(innodb_flush_log_at_trx_commit="2")
+        self.server.run("CREATE DATABASE bench CHARACTER SET utf8mb4", database=None)
+        password = quote(self.server.password, safe="")
+        self.url = f"mariadb://{self.server.user}:{password}@127.0.0.1:{self.server.port}/bench"
+
+    def insert(self, first: int, last: int) -> str:
+        return f"INSERT INTO t SELECT {self.row} FROM (SELECT seq n FROM seq_{first}_to_{last}) s"
+
+    def execute(self, *statements: str) -> None:
+        self.server.run(*statements, database="bench")
+
+    def close(self) -> None:
+        self.server.close()
+
+
+class Sqlite(Database):
+    """A file."""
+
+    columns, row = SQLITE_COLUMNS, SQLITE_ROW
+
+    def __init__(self, folder: Path) -> None:
+        self.url = f"sqlite:///{folder / 'bench.db'}"
+        self.connection = sqlite3.connect(folder / "bench.db", isolation_level=None)
+        self.connection.execute("PRAGMA journal_mode = WAL")
+
+    def insert(self, first: int, last: int) -> str:
+        series = SERIES.format(first=first, last=last)
+        return f"{series} INSERT INTO t SELECT {self.row} FROM s"
+
+    def execute(self, *statements: str) -> None:
+        for statement in statements:
+            self.connection.execute(statement)
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def of_other(kind: type[Database], rows: int, folder: Path, *, streamed: bool) -> dict:
+    """Capture the changes of a stream, or the rows of a snapshot, in a process of its own."""
+    database = kind(folder)
+    try:
+        database.execute(f"CREATE TABLE t ({database.columns})")
+        size = TRANSACTION_ROWS if streamed else 100_000
+        inserted = rows * 2 // 5 if streamed else rows
+        if streamed:
+            ms.capture(database.url, to=folder / "log", name=NAME).run(until="caught-up")
+        spans = range(0, inserted, size)
+        database.execute(*(database.insert(at, at + size - 1) for at in spans))
+        if streamed:
+            at_span = [f"id >= {at} AND id < {at + size}" for at in spans]
+            changed = [f"UPDATE t SET a = a + 1 WHERE {where}" for where in at_span]
+            removed = [f"DELETE FROM t WHERE {where}" for where in at_span[: len(at_span) // 2]]
+            database.execute(*changed, *removed)
+            rows = inserted * 2 + len(removed) * size
+        command = [
+            sys.executable,
+            __file__,
+            "--engine",
+            database.url,
+            str(folder / "log"),
+            str(rows),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        found = json.loads(done.stdout.strip().splitlines()[-1])
+    finally:
+        database.close()
+    # The first that it tells may be behind the last row: counted from where Python has loaded what it imports.
+    return {**found, "cpu_s": found["run_cpu_s"], "wall_s": found["whole_wall_s"], "changes": rows}
+
+
+def report_other(kind: type[Database], options: argparse.Namespace) -> None:
+    lines = []
+    for title, streamed in (("stream", True), ("snapshot", False)):
+        runs = []
+        for _ in range(options.rounds):
+            folder = Path(tempfile.mkdtemp(prefix="capture-", dir=options.cache))
+            runs.append(of_other(kind, options.rows, folder, streamed=streamed))
+            shutil.rmtree(folder)
+        lines.append([title, *rates(runs)])
+    table(f"{kind.__name__}, {options.rows:,} rows, 8 columns", RATES, lines)
+
+
 # ── what is printed ─────────────────────────────────────────────────────────────────────────
 
 
@@ -304,7 +426,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=500_000)
     parser.add_argument("--large-rows", type=int, default=5_000_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--parts", default="stream,snapshot,latency,memory")
+    parser.add_argument("--parts", default="stream,snapshot,latency,memory,mariadb,sqlite")
     parser.add_argument("--peers", default="debezium", choices=["debezium", "none"])
     parser.add_argument("--debezium-python")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "capture-bench")
@@ -330,6 +452,9 @@ def main() -> None:
                     options, lambda side, c=columns, r=row: snapshot(side, options.rows, c, r)
                 ),
             )
+    for part, kind in (("mariadb", MariaDb), ("sqlite", Sqlite)):
+        if part in parts:
+            report_other(kind, options)
     if "latency" in parts:
         found = with_sides(options, lambda side: latency(side, 400, 10))
         rows = [

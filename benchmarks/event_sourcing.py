@@ -7,7 +7,7 @@ of aggregates that are in no cache, in a store that is open and has read others 
 
 Commands are counted by the clock, as most of their time is waiting for the disk, and also by the processor. The
 rest is counted by the processor only (user and system time of the process), which other work on the machine
-disturbs less. A topic has four partitions if nothing is said; `eventsourcing` has none, so it runs the same twice.
+disturbs less. A topic has one partition if nothing is said; `eventsourcing` has none, so it runs the same twice.
 
     python benchmarks/event_sourcing.py [--peer PYTHON] [--repeats 3]
 
@@ -71,7 +71,7 @@ def load_ms(load) -> float:
 
 RUNS = (
     ("8 threads, 8 streams", THREADS, lambda number: f"a{number}"),
-    ("8 threads, 8 streams, 1 partition", THREADS, lambda number: f"a{number}"),
+    ("8 threads, 8 streams, 4 partitions", THREADS, lambda number: f"a{number}"),
     ("8 threads, 1 stream", THREADS, lambda _: "hot"),
     ("1 thread", 1, lambda _: "one"),
 )
@@ -109,7 +109,7 @@ def ours(folder: Path) -> dict[str, float]:
     found = {}
     with ms.connect(folder) as log:
         for name, threads, stream in RUNS:
-            topic, partitions = ("few", 1) if "partition" in name else ("many", 4)
+            topic, partitions = ("divided", 4) if "partition" in name else ("one", None)
             with ms.EventStore(log, topic, decider, events, partitions=partitions) as store:
                 store.handle(stream(0), [1])
                 found |= commands(

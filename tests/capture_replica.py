@@ -2,6 +2,8 @@
 
 import json
 
+from row_blocks import one_by_one
+
 from millstream.capture.units import TableChange
 
 
@@ -14,7 +16,7 @@ class Replica:
         self.units = []
 
     def store(self, unit):
-        contents = list(unit.contents)
+        contents = one_by_one(unit.contents)
         for content in contents:
             if isinstance(content, TableChange):
                 self._apply(content)

@@ -18,9 +18,13 @@ def _changes(content):
     assert len(keys) == len(rows)
     assert {name for row in rows for name in row} <= content.columns
     key = () if content.keys is None else tuple(json.loads(keys[0]))
+    old = [None] * len(rows) if content.before is None else content.before.to_pylist()
     changes = []
-    for row, at in zip(rows, keys, strict=True):
+    for row, at, was in zip(rows, keys, old, strict=True):
         assert at is None or json.loads(at) == {name: row[name] for name in key}
-        before, after = (row, None) if content.op == "d" else (None, row)
+        before, after = (row, None) if content.op == "d" else (was and json.loads(was), row)
+        assert (
+            before is None or after is None or [before[n] for n in key] == [after[n] for n in key]
+        )
         changes.append(TableChange(content.database, content.table, content.op, key, before, after))
     return changes

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from unit.sourcing.club import ADA, BOB, SECRETS, open_club
-from unit.sourcing.ledger import Balance, open_store
+from unit.sourcing.ledger import Balance, before_its_append, open_store
 
 import millstream as ms
+from millstream.errors import TopicRecreatedError
 from millstream.sourcing.store import EventStore
 
 
@@ -52,7 +53,9 @@ def test_the_events_are_ordinary_records_for_everybody_else(log: ms.EventLog, in
         store.handle("ada", [3], command_id="c", why="salary", correlation_id="may")
     (record,) = log.consumer("ledger", follow=False)
     assert record.key == b"ada"
-    assert record.json() == {
+    found = record.json()
+    assert len(found.pop("nonce")) == 16  # random
+    assert found == {
         "type": "paid",
         "schema": 1,
         "stream": "ada",
@@ -111,6 +114,30 @@ def test_a_writer_reads_what_another_store_appended_since(
         assert [event.version for event in one.history("pot")] == [1, 2]
         assert one.state_at("pot", 2).state == Balance(12, 2)
         assert one.stream_ids() == ["jar", "pot"]
+
+
+def test_a_topic_that_is_made_anew_behind_a_store_is_noticed_and_gets_nothing(
+    log: ms.EventLog, index: Path, tmp_path: Path, monkeypatch
+) -> None:
+    with open_store(log, index=index, partitions=1) as store:
+        store.handle("ada", [1])
+
+        def make_anew() -> None:
+            log.delete_topic("ledger")
+            log.create_topic("ledger", settings={"retention.ms": "-1"})
+
+        before_its_append(store, monkeypatch, make_anew)
+        with pytest.raises(ms.MillstreamError, match=r"deleted|no topic"):
+            store.handle("ada", [1])
+        for call in (store.load, lambda name: list(store.history(name))):
+            with pytest.raises(TopicRecreatedError):
+                call("ada")
+        with pytest.raises(TopicRecreatedError):
+            store.handle("ada", [1])
+    with open_store(log, index=index, partitions=1) as store:
+        assert store.stream_ids() == []
+        assert store.handle("ada", [7]).version == 1
+        assert store.load("ada").state == Balance(7, 1)
 
 
 def test_a_projection_is_where_the_command_left_it(log: ms.EventLog, index: Path) -> None:

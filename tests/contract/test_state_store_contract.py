@@ -16,10 +16,17 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from millstream.errors import ConfigError, ConflictError, CorruptionError, FencedError
+from millstream.errors import (
+    ConfigError,
+    ConflictError,
+    CorruptionError,
+    FencedError,
+    OffsetOutOfRangeError,
+)
 from millstream.views.schema import Fence, ViewChange, ViewSchema
 from millstream.views.sink import RunStart
 from millstream.views.state_store.program import StoredProgram
+from millstream.views.state_store.program_switch import ProgramSwitch, RebuiltView
 from millstream.views.state_store.program_tables import RunProgram
 from millstream.views.store_location import open_state_store, parse_state_store
 
@@ -137,6 +144,73 @@ def test_the_state_is_replaced_as_a_whole_and_by_the_newest_run_alone(place):
         store.replace_state(start, {}, {"bucket_count": 1}, was={"bucket_count": 3})
     assert read.state_manifests("app", "main") == made
     assert read.program("app", "main").partitioning == {"bucket_count": 3}
+
+
+WIDE = ViewSchema("counts", (("word", "str"), ("n", "int"), ("m", "float")), ("word",))
+OTHERS = ViewSchema("others", (("word", "str"), ("n", "int")), ("word",))
+
+
+@pytest.fixture
+def switching(place):
+    """A store with two views and state, a run that switches, and a reader that stands beside it."""
+    store = place.open()
+    program = StoredProgram(2, {}, {}, [], 0, {"bucket_count": 2})
+    number, _ = store.begin_run(
+        "app", "main", "one", RunProgram(program, {}, "2026-01-01T00:00:00Z")
+    )
+    for schema in (COUNTS, OTHERS):
+        store.declare(schema)
+    rows = [counts(a=1, b=2), ViewChange("others", counts(a=1, b=2, c=3).upserts)]
+    given = {"position": {"t": {"0": 9}}, "status": {}, "state": {(0, 0): b"a"}}
+    store.commit(Fence("app", "main", number, 0), rows, **given)
+    number, _ = store.begin_run("app", "main", "one")
+    return store, place.open(readonly=True), RunStart("app", "main", number, "one")
+
+
+def switch_of(*views, position=9, bucket_count=2):
+    program = StoredProgram(2, {"k": {}}, {}, ["t"], 0, {"bucket_count": bucket_count})
+    beginning = RunProgram(program, {}, "2026-01-02T00:00:00Z")
+    return ProgramSwitch(beginning, {"t": {"0": position}}, {(1, 0): b"z"}, views)
+
+
+def test_a_switch_replaces_state_program_and_views_in_one_commit(switching):
+    store, read, start = switching
+    seen = read.newest_changes()
+    wide = pl.DataFrame({"word": ["a"], "n": [5], "m": [0.5]})
+    others = counts(b=2, c=4, d=5).upserts
+    store.switch_program(start, switch_of(RebuiltView(WIDE, wide), RebuiltView(OTHERS, others)))
+    assert read.state_manifests("app", "main") == {(1, 0): b"z"}
+    assert read.program("app", "main").steps == {"k": {}}
+    assert read.scan("counts").rows() == [("a", 5, 0.5)]
+    assert sorted(read.scan("others").rows()) == [("b", 2), ("c", 4), ("d", 5)]
+    changes = read.changes("others", since=seen["others"]).select("_op", "word", "n").rows()
+    assert sorted(changes) == [("delete", "a", None), ("upsert", "c", 4), ("upsert", "d", 5)]
+    with pytest.raises(OffsetOutOfRangeError):
+        read.changes("counts", since=seen["counts"])
+    assert read.position("app") == {"t": {"0": 9}}
+
+
+@pytest.mark.parametrize("wrong", [{"position": 8}, {"bucket_count": 3}])
+def test_a_switch_of_another_time_changes_nothing(switching, wrong):
+    store, read, start = switching
+    with pytest.raises(ConflictError, match="Nothing was changed"):
+        store.switch_program(start, switch_of(**wrong))
+    store.begin_run("app", "main", "one")
+    with pytest.raises(FencedError):
+        store.switch_program(start, switch_of())
+    assert read.state_manifests("app", "main") == {(0, 0): b"a"}
+    assert read.program("app", "main").steps == {}
+
+
+def test_a_switch_that_fails_at_its_end_leaves_what_was_there(switching, monkeypatch):
+    store, read, start = switching
+    monkeypatch.setattr("millstream.views.state_store.store.put_program", lambda *_: 1 / 0)
+    wide = pl.DataFrame({"word": ["a"], "n": [5], "m": [0.5]})
+    with pytest.raises(ZeroDivisionError):
+        store.switch_program(start, switch_of(RebuiltView(WIDE, wide)))
+    assert read.state_manifests("app", "main") == {(0, 0): b"a"}
+    assert sorted(read.scan("counts").rows()) == [("a", 1), ("b", 2)]
+    assert read.schema("counts") == COUNTS
 
 
 def test_drivers_that_begin_at_once_get_numbers_of_their_own(place):
@@ -261,6 +335,7 @@ from millstream.views.schema import Fence, ViewChange, ViewSchema
 from millstream.views.state_store.store import StateStore
 from millstream.views.sink import RunStart
 from millstream.views.state_store.program import StoredProgram
+from millstream.views.state_store.program_switch import ProgramSwitch, RebuiltView
 from millstream.views.state_store.program_tables import RunProgram
 from millstream.views.store_location import open_state_store, parse_state_store
 

@@ -25,9 +25,13 @@ LOWERED: dict[str, dict[str, float]] = {
     "broker.dispatch": {"_CHUNK_BYTES_MIN": 1},
     "broker.memory": {"RESPONSE_BYTES_MIN": 1, "SMALL_BYTES_MAX": 8},
     "broker.requests.share_fetch": {"_READ_BYTES": 1},
+    "capture.mysql.cells": {"BLOCK_ROWS_MIN": 1, "_BLOCK_ROWS_MAX": 1, "_RUN_BYTES_MAX": 1},
+    "capture.mysql.decoder": {"_DESCRIBED_MAX": 1},
     "capture.postgres.snapshot": {"_LINES_BYTES_MAX": 1, "_ROWS": 1},
     "capture.postgres.source": {"_RUN_BYTES_MAX": 1, "_RUN_ROWS_MAX": 2},
     "capture.postgres.tracker": {"BLOCK_ROWS_MIN": 1},
+    "capture.sqlite.cells": {"BLOCK_ROWS_MIN": 1},
+    "capture.sqlite.source": {"_RUN_ROWS_MAX": 1},
     "capture.record_queues": {
         "COLUMNS_MIN": 1,
         "_QUEUED_BYTES_MAX": 1,

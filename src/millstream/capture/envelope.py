@@ -24,6 +24,7 @@ import json
 import re
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -51,7 +52,8 @@ Row = dict[str, Any]
 class CapturedRecord(NamedTuple):
     """A record for a topic. ``table``: it is a change of a table, whose topic may have to be created.
 
-    ``truncate``: it has no key, and a topic that keeps the last record of each key may give it one. ``routed``: it is an
+    ``truncate``: it goes to each partition; it has no key, and a topic that keeps the last record of each key may give it
+    one. ``partition``: by the key if not given. ``routed``: it is an
     event of an outbox, of which the topic may have to be created, and keeps all.
     """
 
@@ -63,6 +65,7 @@ class CapturedRecord(NamedTuple):
     table: bool = False
     truncate: bool = False
     routed: bool = False
+    partition: int | None = None
 
     @property
     def events(self) -> int:
@@ -118,19 +121,26 @@ class CaptureTopics:
 
     def of_table(self, database: str, table: str) -> str:
         """Return the topic of a table: characters that topics may not have are underscores."""
-        topic = f"{self.prefix}.{_NOT_IN_TOPICS.sub('_', f'{database}.{table}')}"
+        fault = self.clash(database, table)
+        if fault is not None:
+            raise ConfigError(fault)
+        return self._of_table(database, table)
+
+    def _of_table(self, database: str, table: str) -> str:
+        return f"{self.prefix}.{_NOT_IN_TOPICS.sub('_', f'{database}.{table}')}"
+
+    def clash(self, database: str, table: str) -> str | None:
+        """Take note of a table; return what is wrong if its topic is that of something else."""
+        topic = self._of_table(database, table)
         owner = self.tables.setdefault(topic, (database, table))
-        if owner != (database, table) or topic in (
-            self.transaction,
-            self.progress,
-            self.outbox_dead,
-        ):
-            raise ConfigError(
-                f"the table {database}.{table} would have the topic {topic!r}, which "
-                f"{'.'.join(owner) if owner != (database, table) else 'the capture'} has. Capture it under "
-                "another name, with a capture of its own."
-            )
-        return topic
+        own = (self.transaction, self.progress, self.outbox_dead)
+        if owner == (database, table) and topic not in own:
+            return None
+        return (
+            f"the table {database}.{table} would have the topic {topic!r}, which "
+            f"{'.'.join(owner) if owner != (database, table) else 'the capture'} has. Capture it under "
+            "another name, with a capture of its own."
+        )
 
 
 @dataclass
@@ -185,8 +195,9 @@ class _Unit:
     def id(self) -> str:
         return f"{self.unit.kind}:{self.unit.position}"
 
-    @property
+    @cached_property
     def time_ms(self) -> int:
+        """One time for all records of the unit, whose changes were made at once."""
         return self.unit.timestamp_ms or self.maker.clock_ms()
 
     def records(self) -> Iterator[CapturedRecord | CapturedRecords]:
@@ -351,14 +362,16 @@ class _Unit:
         orders = numbers(np.arange(table.count + 1, table.count + count + 1))
         self.total += count
         table.count += count
-        first, then = b'{"before":null,"after":', b',"source":'
-        more = b""
+        rows: tuple[Any, ...] = (b'{"before":null,"after":', block.rows)
+        then, more = b',"source":', b""
         if block.op == "d":
-            first, then = b'{"before":', b',"after":null,"source":'
+            rows, then = (b'{"before":', block.rows), b',"after":null,"source":'
         elif missing := self._missing(table.name, block.columns):
             more = b',"unavailable":' + to_json(missing)
+        if block.before is not None:
+            rows = (b'{"before":', block.before, b',"after":', block.rows)
         last = b'},"op":"%b",%b%b}' % (block.op.encode(), _times_json(self.maker.clock_ms()), more)
-        pieces = (first, block.rows, then + table.source, totals, table.transaction, totals)
+        pieces = (*rows, then + table.source, totals, table.transaction, totals)
         ending = (b',"data_collection_order":', orders, last)
         values = joined([*pieces, *ending])
         keys = block.keys

@@ -33,7 +33,9 @@ _LOOK_S = 0.2  # how often a thread that waits looks whether it is to stop
 class CaptureSource(Protocol):
     """A database whose tables and changes can be read; see ``units.py``."""
 
-    def check(self) -> None: ...
+    def check(self) -> list[tuple[str, str]]:
+        """Return the tables that are captured: schema or database, and name. Raise a ConfigError if one cannot be."""
+
     def units(self, progress: Progress | None) -> Iterator[CaptureUnit]: ...
     def acknowledge(self, progress: Progress) -> None:
         """Note that all up to ``progress`` is durable in the log. Called from another thread than ``units``."""

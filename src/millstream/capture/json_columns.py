@@ -142,7 +142,7 @@ def as_texts(cells: Cells) -> Fragments:
         ValueError: one is not UTF-8.
     """
     column = cells.gathered()
-    data = _data_of(column)
+    data = data_of(column)
     if len(data) and data.max() >= 128:
         column.cast(pa.string())  # which looks whether it is UTF-8
     if not len(data) or not _ESCAPED[data].any():
@@ -165,7 +165,8 @@ def by_value(encode: Callable[[str], bytes]) -> ColumnEncoder:
     return encoder
 
 
-def _data_of(column: pa.Array) -> NDArray[np.uint8]:
+def data_of(column: pa.Array) -> NDArray[np.uint8]:
+    """Return the bytes of all texts of a column, one after another."""
     _, places, data = column.buffers()
     offsets = np.frombuffer(places, np.int32)[column.offset : column.offset + len(column) + 1]
     if data is None:
@@ -177,7 +178,7 @@ def with_byte(column: pa.Array, place: int, byte: int) -> pa.Array:
     """Return texts with another byte at a place; those that are empty stay so."""
     _, places, _ = column.buffers()
     offsets = np.frombuffer(places, np.int32)[column.offset : column.offset + len(column) + 1]
-    data = _data_of(column).copy()
+    data = data_of(column).copy()
     first = offsets[:-1][np.diff(offsets) > 0] - offsets[0]
     data[first + place] = byte
     buffers = [None, pa.py_buffer(offsets - offsets[0]), pa.py_buffer(data)]

@@ -89,7 +89,7 @@ class RecordQueues:
         stretch: list[CapturedRecord] = []
         columns: list[_Columns] = []
         for record in self._queued.pop(topic, ()):
-            if isinstance(record, CapturedRecord) and record.key is not None and not record.headers:
+            if isinstance(record, CapturedRecord) and _is_by_key(record):
                 stretch.append(record)
                 continue
             columns += self._columns_of(stretch, few=not columns)
@@ -141,7 +141,7 @@ class RecordQueues:
                 key=record.key,
                 timestamp_ms=record.timestamp_ms,
                 headers=dict(record.headers) or None,
-                partition=0 if unkeyed else None,
+                partition=0 if unkeyed else record.partition,
             )
         )
 
@@ -152,3 +152,8 @@ class RecordQueues:
             for sent in self._waiting:
                 sent.result()
             self._waiting.clear()
+
+
+def _is_by_key(record: CapturedRecord) -> bool:
+    """Say whether a record can be sent by column: its partition is that of its key, and it has no headers."""
+    return record.key is not None and not record.headers and record.partition is None

@@ -100,13 +100,17 @@ class Capture:
         return (schema, name) if dot else (self.database, table)
 
     def check(self) -> None:
-        """Return if the source can be captured.
+        """Return if the source can be captured, and each table can have a topic of its own.
 
         Raises:
             ConfigError: it cannot; the message has each reason, and the statement that mends it.
             RetriableError: it does not respond.
         """
-        self.source.check()
+        topics = CaptureTopics(self.name)
+        clashes = [fault for table in self.source.check() if (fault := topics.clash(*table))]
+        if clashes:
+            listed = "\n".join(f"  {number}. {fault}" for number, fault in enumerate(clashes, 1))
+            raise ConfigError(f"the tables cannot all have topics of their own:\n{listed}")
 
     def reread(self, *tables: str, where: str | None = None) -> None:
         """Ask for tables to be read again: a repair of what their topics have.
@@ -210,6 +214,8 @@ class Capture:
         with writer:
             known = writer.progress
             self._known = None if known is None else known.source
+            if known is None:
+                self.check()
             self._asked = 0
             signals = SignalReader(
                 log,
@@ -341,11 +347,12 @@ def capture(
         orders.run(until="caught-up")
 
     Args:
-        url: The database: ``postgresql://user@host:5432/database``, ``mariadb://user@host:3306/database`` or
-            ``sqlite:///path/to/file``. A password in a URL is seen by others on the machine: leave it to the
+        url: The database: ``postgresql://user@host:5432/database``, ``mariadb://user@host:3306/database``,
+            ``mongodb://user@host:27017/database`` or ``sqlite:///path/to/file``. A password in a URL is seen by others on the machine: leave it to the
             variable MILLSTREAM_CAPTURE_PASSWORD.
         tables: Which tables, with ``*`` and ``?``: ``table``, or ``schema.table`` (of PostgreSQL) or
-            ``database.table`` (of MariaDB). ``table`` alone is one of the schema ``public``, or of the database.
+            ``database.table`` (of MariaDB). ``table`` alone is one of the schema ``public``, or of the database. Of MongoDB
+            they are collections of the database.
         to: The folder of the log, or ``kafka://host:port``.
         name: What topics begin with; by default the database's name. The changes of a table are in
             ``<name>.<schema or database>.<table>``, in Debezium's envelope. A pipeline reads it as a table:

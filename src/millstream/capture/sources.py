@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from millstream.capture.group_reader import CaptureSource
+from millstream.capture.mongodb.address import MONGODB_SCHEMES, mongodb_address
 from millstream.capture.mysql.address import MARIADB_SCHEMES, mariadb_address
 from millstream.errors import ConfigError
 from millstream.views.address import PostgresAddress, postgres_address
@@ -20,6 +21,7 @@ from millstream.views.address import PostgresAddress, postgres_address
 PASSWORD_VARIABLE = "MILLSTREAM_CAPTURE_PASSWORD"  # noqa: S105 - its name
 POSTGRES_SCHEMES = ("postgresql", "postgres")
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,99}")
+_TAKEN_ENDS = (".transaction", ".progress", "-signal", ".outbox.dead")
 _REPLICA_IDS = 1 << 31  # the upper half is for us: people number their replicas from 1
 
 
@@ -55,7 +57,8 @@ def source_of(
         shown = f"{scheme}://…" if scheme else "one without a scheme"
         raise ConfigError(
             f"the database to capture has a URL that is not known: {shown}. Give "
-            "postgresql://user@host:5432/database, mariadb://user@host:3306/database or sqlite:///path/to/file."
+            "postgresql://user@host:5432/database, mariadb://user@host:3306/database, mongodb://user@host:27017/database or "
+            "sqlite:///path/to/file."
         )
     password = environment.get(PASSWORD_VARIABLE)
     if not options:
@@ -80,6 +83,18 @@ def _mariadb(
     replica_id = _REPLICA_IDS + zlib.crc32(name.encode()) % (_REPLICA_IDS - 1)
     source = found.MariaDbSource(address, tables, replica_id=replica_id)
     return FoundSource(source, name, "mariadb", address.database)
+
+
+def _mongodb(
+    url: str, tables: Sequence[str], name: str | None, password: str | None
+) -> FoundSource:
+    address = mongodb_address(url)
+    if not address.password and password is not None and address.user:
+        address = replace(address, password=password)
+    name = _checked_name(address.database if name is None else name)
+    found = _driven("millstream.capture.mongodb.source", "MongoDB", "pymongo", "mongodb")
+    source = found.MongoDbSource(address, tables)
+    return FoundSource(source, name, "mongodb", address.database)
 
 
 def _postgres(
@@ -152,6 +167,7 @@ def _driven(module: str, what: str, driver: str, extra: str) -> Any:
 _Maker = Callable[[str, Sequence[str], str | None, str | None], FoundSource]
 _MAKERS: dict[str, _Maker] = {
     **dict.fromkeys(MARIADB_SCHEMES, _mariadb),
+    **dict.fromkeys(MONGODB_SCHEMES, _mongodb),
     **dict.fromkeys(POSTGRES_SCHEMES, _postgres),
     "sqlite": _sqlite,
 }
@@ -162,5 +178,12 @@ def _checked_name(name: str) -> str:
         raise ConfigError(
             f"the capture's name is {name!r}. Give up to 100 letters, digits and . _ -, the first a letter or digit: "
             "topics begin with it."
+        )
+    taken = next((one for one in _TAKEN_ENDS if name.endswith(one)), None)
+    if taken is not None or name.partition(".")[0] == "outbox":
+        other = "events of an outbox" if taken is None else "another capture"
+        raise ConfigError(
+            f"the capture's name is {name!r}: topics with such names are those of {other}. Give another name that does not "
+            f"begin with outbox, nor end with {', '.join(_TAKEN_ENDS)} (--name)."
         )
     return name

@@ -38,7 +38,7 @@ class TableChange:
 class RowBlock:
     """Many rows of one table, with one operation: what as many :class:`TableChange` say, as JSON.
 
-    ``rows`` are those after it, of ``d`` those before it; there are no others. Each has these columns.
+    ``rows`` are those after it, of ``d`` those before it. Each has these columns.
     """
 
     database: str
@@ -48,6 +48,8 @@ class RowBlock:
     rows: pa.Array
     keys: pa.Array | None
     """None of a table without a key."""
+    before: pa.Array | None = None
+    """Of ``u``, where the source has them: the rows before it, with the keys and columns of those after it."""
 
     def changes(self) -> Iterator[TableChange]:
         """Yield what it says row by row: for what looks at values."""
@@ -56,9 +58,11 @@ class RowBlock:
             if self.keys is None or not len(self.keys)
             else tuple(json.loads(self.keys[0].as_py()))
         )
-        for text in self.rows.to_pylist():
-            row = json.loads(text)
-            before, after = (row, None) if self.op == "d" else (None, row)
+        rows = [json.loads(text) for text in self.rows.to_pylist()]
+        absent = [None] * len(rows)
+        old = absent if self.before is None else map(json.loads, self.before.to_pylist())
+        pairs = zip(rows, absent, strict=True) if self.op == "d" else zip(old, rows, strict=True)
+        for before, after in pairs:
             yield TableChange(self.database, self.table, self.op, key, before, after)
 
 

@@ -181,9 +181,17 @@ class CaptureWriter:
             return
         if record.routed:
             self._create(record.topic, partitions=self.partitions)
-        if record.truncate and "compact" in self.cleanup:
-            record = record._replace(key=_TRUNCATE_KEY)
+        if record.truncate:
+            self._truncate(record)
+            return
         self._queues.add(record)
+
+    def _truncate(self, record: CapturedRecord) -> None:
+        """Write it to each partition, which others may be read without: it is one change, with one number."""
+        if "compact" in self.cleanup:
+            record = record._replace(key=_TRUNCATE_KEY)
+        for partition in range(len(self.log.offsets(record.topic))):
+            self._queues.add(record._replace(partition=partition))
 
     def _create(self, topic: str, *, partitions: int = 1, cleanup: str = "delete") -> None:
         if topic not in self._known:

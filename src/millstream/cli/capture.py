@@ -123,6 +123,7 @@ def capture(
       millstream capture mariadb://reader@db.example/shop --to kafka://localhost:9092 --name shop
       millstream capture postgresql://reader@db.example/shop --wal-max 10GiB --wal-policy release
       millstream capture postgresql://reader@db.example/shop --remove
+      millstream capture mongodb://reader@db.example/shop --tables orders
     """
     capturing = capture_of(
         url,

@@ -36,10 +36,18 @@ def stop(app: str, folder: Path, timeout: str) -> None:
       millstream stop ads --log /srv/data --timeout "10 minutes"
     """
     of_app = app_folder(folder, app)
-    alive = active_runs(of_app)
-    if not alive:
-        click.echo(f"{app} is not running")
-        return
+    stopped = stop_app(app, of_app, timeout)
+    click.echo(f"{app} has stopped" if stopped else f"{app} is not running")
+
+
+def stop_app(app: str, of_app: Path, timeout: str) -> bool:
+    """Ask the runs of the app in a folder to stop, and wait until they have; False if there are none.
+
+    Raises:
+        JobFailedError: it still works on a batch after ``timeout``.
+    """
+    if not active_runs(of_app):
+        return False
     end = time.monotonic() + to_us(timeout, what="--timeout") / 1e6
     while active_runs(of_app):
         if time.monotonic() > end:
@@ -51,4 +59,4 @@ def stop(app: str, folder: Path, timeout: str) -> None:
         stop_request_file(of_app).touch()  # again and again: a run that is starting clears it once
         time.sleep(_POLL_S)
     stop_request_file(of_app).unlink(missing_ok=True)
-    click.echo(f"{app} has stopped")
+    return True

@@ -17,6 +17,7 @@ import pyarrow as pa
 from millstream.client.consumer import Consumer, StartPosition
 from millstream.client.groups import Lag
 from millstream.client.producer import Producer, ProducerSettings, takes_settings
+from millstream.client.reader import Reader
 from millstream.durations import Duration
 from millstream.errors import ConfigError
 from millstream.log.archiver import ArchiveProgress, PartitionArchive, ValueColumns
@@ -342,6 +343,16 @@ class EventLog(ABC):
             OffsetOutOfRangeError: some of [start, end) is gone or not committed.
             CorruptBatchError: some of [start, end) is damaged; the error has the offsets.
             UnknownTopicError, ConfigError: there is no such topic, partition or column.
+        """
+
+    @abstractmethod
+    def reader(
+        self, topic_ids: Mapping[str, str], *, isolation: Isolation = "read_committed"
+    ) -> Reader:
+        """Return what reads ranges of these topics, by name and id, and refuses another topic of the name.
+
+        Raises:
+            FencedError: the log was closed.
         """
 
     # -- closing ------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -61,10 +61,20 @@ class PendingAppend:
 
     The same object goes from a producer, a client of the owner or the broker to the disk. ``partition`` is
     known in the owner's process only; :meth:`LogWriter.commit` sets it where it is not given.
-    With ``expected_end``, the batch is appended at this offset or not at all.
+    With ``expected_end``, the batch is appended at this offset or not at all; with ``topic_id``, to the topic
+    with this id or not at all.
     """
 
-    __slots__ = ("batch", "done", "error", "expected_end", "name", "offset", "partition")
+    __slots__ = (
+        "batch",
+        "done",
+        "error",
+        "expected_end",
+        "name",
+        "offset",
+        "partition",
+        "topic_id",
+    )
 
     def __init__(
         self,
@@ -73,9 +83,11 @@ class PendingAppend:
         partition: Partition | None = None,
         *,
         expected_end: int | None = None,
+        topic_id: str | None = None,
     ) -> None:
         self.name = name
         self.expected_end = expected_end
+        self.topic_id = topic_id
         self.partition = partition
         self.batch = batch
         self.offset = -1
@@ -315,7 +327,7 @@ class GroupCommit:
                 for partition in partitions:
                     partition.sync()
             else:
-                _all_of([self._pool.submit(partition.sync) for partition in partitions])
+                _all_of(self._pool, [partition.sync for partition in partitions])
         except OSError as error:
             raise SyncFailedError(
                 f"the disk failed to keep what was written ({error}); nothing more is accepted. "
@@ -323,10 +335,14 @@ class GroupCommit:
             ) from error
 
 
-def _all_of(syncs: Sequence[Future[None]]) -> None:
-    """Return when all are done; raise the first error."""
-    wait(syncs)
-    for one in syncs:
+def _all_of(pool: Threads, syncs: Sequence[Callable[[], None]]) -> None:
+    """Make all of these at the same time, one of them here; raise the first error once all have ended."""
+    others = [pool.submit(one) for one in syncs[1:]]
+    try:
+        syncs[0]()
+    finally:
+        wait(others)
+    for one in others:
         one.result()
 
 

@@ -17,12 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from millstream.errors import (
-    ConfigError,
-    DiskFullError,
-    FencedError,
-    MillstreamError,
-)
+from millstream.errors import ConfigError, DiskFullError, FencedError, MillstreamError
 from millstream.log.batch import EncodedBatch
 from millstream.log.clocks import running_time_ms, wall_clock_ms
 from millstream.log.config import TopicConfig, change_settings
@@ -55,6 +50,7 @@ from millstream.log.takeover import (
 from millstream.log.topics import (
     Catalog,
     TopicMetadata,
+    check_topic_id,
     check_topic_name,
     fewer_partitions,
     no_partition,
@@ -418,13 +414,17 @@ class LogWriter:
     def commit(self, appends: Sequence[PendingAppend], durability: Durability = "synced") -> None:
         """Return when each append has its offset, or its ``error``; see ``group_commit``.
 
-        An append to a partition that does not exist has UnknownTopicError or ConfigError.
+        An append to a partition that does not exist has UnknownTopicError or ConfigError, one for a topic of
+        another id TopicRecreatedError.
         """
         for append in appends:
             if append.partition is None:
                 try:
                     append.partition = self.partition(append.name)
-                except ConfigError as error:
+                    # After the partition: of a topic deleted since, it is closed, and is not written to.
+                    topic = self._topic(append.name.topic)
+                    check_topic_id(topic.name, append.topic_id, topic.topic_id)
+                except MillstreamError as error:
                     append.error = error
         self._commit.append([one for one in appends if one.error is None], durability)
 

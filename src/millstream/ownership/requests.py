@@ -8,7 +8,8 @@ this owner, or by one that died before its response arrived. So each request is 
 a request             that is retried
 ====================  ==========================================================================
 append                batches have a producer and a sequence: a batch in the log is not written again
-append_at             the same: a batch in the log is found before the end is compared
+append_at             the same: a batch in the log is found before the end is compared, unless its topic was made
+                      anew since, which is said
 register              returns the next producer epoch; nobody uses the one before
 begin                 continues the transaction that is open
 end                   returns the decision that control.db has
@@ -50,6 +51,7 @@ from millstream.log.group_commit import Durability, PendingAppend
 from millstream.log.groups import OffsetAndMetadata, Offsets, offset_and_metadata
 from millstream.log.producer_identity import PRODUCER_EPOCH_MAX, ProducerIdentity
 from millstream.log.remote_transactions import remote_transaction
+from millstream.log.topics import check_topic_id
 from millstream.log.writer import LogWriter
 from millstream.ownership.frames import error_as_plain, error_from_plain
 from millstream.record import TopicPartition
@@ -95,11 +97,12 @@ def append_request(
     batches: Iterable[tuple[TopicPartition, EncodedBatch]],
     durability: Durability,
     expected_ends: Sequence[int | None] = (),
+    topic_ids: Sequence[str | None] = (),
 ) -> OwnerRequest:
     """Return the request to append batches, each of which has its producer and sequence.
 
-    With any of ``expected_ends`` it has another name: an older owner, which would not compare them,
-    refuses it.
+    With any of ``expected_ends`` or ``topic_ids`` it has another name: an older owner, which would not compare
+    them, refuses it.
     """
     descriptions, tails = [], []
     identity = None
@@ -108,12 +111,15 @@ def append_request(
         tails.append(batch.tail)
         if batch.attributes & TRANSACTIONAL:
             identity = [batch.producer.producer_id, batch.producer.producer_epoch]
-    args = {"batches": descriptions, "durability": durability, "identity": identity}
-    if all(end is None for end in expected_ends):
+    args: dict[str, Any] = {
+        "batches": descriptions,
+        "durability": durability,
+        "identity": identity,
+    }
+    if all(one is None for one in (*expected_ends, *topic_ids)):
         return OwnerRequest("append", args, b"".join(tails))
-    return OwnerRequest(
-        "append_at", {**args, "expected_ends": list(expected_ends)}, b"".join(tails)
-    )
+    args |= {"expected_ends": list(expected_ends), "topic_ids": list(topic_ids)}
+    return OwnerRequest("append_at", args, b"".join(tails))
 
 
 def append_results(results: Sequence[Any]) -> list[int | MillstreamError]:
@@ -123,10 +129,12 @@ def append_results(results: Sequence[Any]) -> list[int | MillstreamError]:
 
 def _append(writer: LogWriter, request: OwnerRequest) -> list[int | dict[str, Any]]:
     batches = decode_batches(request)
-    ends = request.args.get("expected_ends") or [None] * len(batches)
+    ends, topic_ids = (
+        request.args.get(name) or [None] * len(batches) for name in ("expected_ends", "topic_ids")
+    )
     appends = [
-        PendingAppend(name, batch, expected_end=end)
-        for (name, batch), end in zip(batches, ends, strict=True)
+        PendingAppend(name, batch, expected_end=end, topic_id=topic_id)
+        for (name, batch), end, topic_id in zip(batches, ends, topic_ids, strict=True)
     ]
     writer.commit(appends, request.args["durability"])
     return [error_as_plain(one.error) if one.error else one.offset for one in appends]
@@ -280,10 +288,13 @@ def _delete_records(writer: LogWriter, request: OwnerRequest) -> int:
     return writer.delete_records(name, request.args["before_offset"])
 
 
-def excise_request(name: TopicPartition, values: Mapping[int, bytes]) -> OwnerRequest:
-    """Return the request to put other values in the place of those at these offsets."""
+def excise_request(
+    name: TopicPartition, values: Mapping[int, bytes], topic_id: str | None = None
+) -> OwnerRequest:
+    """Return the request to put other values in the place of those at these offsets of the topic with this id."""
     places = [[offset, len(value)] for offset, value in values.items()]
     args = {"topic": name.topic, "partition": name.partition, "values": places}
+    args |= {"topic_id": topic_id}
     return OwnerRequest("excise", args, b"".join(values.values()))
 
 
@@ -292,7 +303,10 @@ def _excise(writer: LogWriter, request: OwnerRequest) -> dict[str, Any]:
     for offset, size in request.args["values"]:
         values[offset] = request.payload[at : at + size]
         at += size
-    partition = writer.partition(TopicPartition(request.args["topic"], request.args["partition"]))
+    name = TopicPartition(request.args["topic"], request.args["partition"])
+    partition = writer.partition(name)
+    found = writer.topic_ids([name.topic])[name.topic]  # after the partition: see LogWriter.commit
+    check_topic_id(name.topic, request.args.get("topic_id"), found)
     return asdict(excise_values(writer, partition, values))
 
 

@@ -155,7 +155,8 @@ class FolderWriter:
         stamped = [self._stamped(append, sequences) for append in chosen]
         names = [append.name for append in chosen]
         ends = [append.expected_end for append in chosen]
-        request = append_request(zip(names, stamped, strict=True), durability, ends)
+        ids = [append.topic_id for append in chosen]
+        request = append_request(zip(names, stamped, strict=True), durability, ends, ids)
         results = append_results(self._call(request))
         retried: list[PendingAppend] = []
         rejected: set[TopicPartition] = set()

@@ -22,6 +22,7 @@ from millstream.kernels.time.watermarks import WatermarkRule
 from millstream.object_store.address import ObjectUrl, is_url, parse_state_url
 from millstream.pipeline.avro import AvroSchema
 from millstream.pipeline.captured import CapturedTopic, captured_topic
+from millstream.pipeline.captured_definition import declared_by_database
 from millstream.pipeline.checks import at_least_one, check_time, checked_on_error, declared_at
 from millstream.pipeline.compiler import compile_plan
 from millstream.pipeline.debezium import (
@@ -66,6 +67,8 @@ from millstream.views.store_location import STATE_STORE_FILE, StoreLocation, par
 if TYPE_CHECKING:
     from millstream.capture.run import Capture
     from millstream.spark.job import DataFrame, Job, SparkSession
+
+_NO_KEY = 'The table {name!r} has no key. Say which columns identify a row: key="id". Only a table of a capture has one by itself.'
 
 
 @dataclass
@@ -234,7 +237,7 @@ class App(AppDeclaration):
         name: str,
         schema: type | Mapping[str, Any] | None = None,
         *,
-        key: str | Sequence[str],
+        key: str | Sequence[str] | None = None,
         order: VersionOrder = "offset",
         deleted: Column | None = None,
         time: Column | None = None,
@@ -251,7 +254,9 @@ class App(AppDeclaration):
         Args:
             name: The topic's name.
             schema: As in :meth:`topic`, which also takes the other options in ``topic``.
-            key: The column that identifies a row, and is the record's key; with an envelope also several.
+            key: The column that identifies a row, and is the record's key; with an envelope also several. With a
+                capture it is that of the table in its database, and may be left out, as may ``schema``, once the
+                capture has run: then they are the database's. Columns of decimals, times and JSON are text then.
             order: See :meth:`Topic.table`, as for ``deleted``, ``time``, ``watermark`` and ``ttl``.
             envelope: ``"debezium"``, or :func:`millstream.debezium` with options: the records are changes
                 of a database's table. ``schema`` has the columns of that table that are wanted; event time is
@@ -278,7 +283,7 @@ class App(AppDeclaration):
                     "or ttl=. The records say themselves what they replace and delete: leave these out."
                 )
             found = self._captured_topic(name, envelope, capture, topic)
-            columns = names_given(key, "table's key")
+            columns, schema = self._captured_columns(name, found, key, schema)
             declared = self.topic(
                 found.topic, schema, key=columns[0] if len(columns) == 1 else None, **topic
             )
@@ -292,6 +297,8 @@ class App(AppDeclaration):
                 code=UserCode("", declared_at(), self.on_error),
                 captured=capture is not None,
             )
+        if key is None:
+            raise ConfigError(_NO_KEY.format(name=name))
         if not isinstance(key, str):
             raise ConfigError(
                 f"The key of table {name!r} is {key!r}. Give one column, which is the record's key; for several say "
@@ -320,6 +327,22 @@ class App(AppDeclaration):
             options.setdefault("partitions", found.partitions)
         options.setdefault("bad", "stop")
         return found
+
+    def _captured_columns(
+        self,
+        name: str,
+        found: CapturedTopic,
+        key: str | Sequence[str] | None,
+        schema: Any,
+    ) -> tuple[tuple[str, ...], Any]:
+        """Return the key and the schema of a table with an envelope or a capture."""
+        given = None if key is None else names_given(key, "table's key")
+        collection = found.options.collection
+        if found.capture and collection is not None:
+            return declared_by_database(self.log, found.capture, collection, given, schema)
+        if given is None:
+            raise ConfigError(_NO_KEY.format(name=name))
+        return given, schema
 
     def _transaction_group(self, topic: str | None) -> TransactionGroup | None:
         """Return the step that the tables of a topic of transactions share."""

@@ -23,6 +23,8 @@ class CapturedTopic:
     topic: str
     options: Debezium
     partitions: int | None = None
+    capture: str = ""
+    """The name of the capture; empty where it is another connector's."""
 
 
 def captured_topic(given: object, table: str, log: Path | str) -> CapturedTopic:
@@ -56,7 +58,7 @@ def captured_topic(given: object, table: str, log: Path | str) -> CapturedTopic:
             'which compaction removes records: capture with cleanup="delete", under another name.'
         )
     whole = Debezium(given.topics.transaction, ".".join(given.split(table)), decimals="string")
-    return CapturedTopic(given.topic(table), whole, given.partitions)
+    return CapturedTopic(given.topic(table), whole, given.partitions, given.name)
 
 
 def _by_name(name: str, table: str) -> CapturedTopic:
@@ -67,4 +69,4 @@ def _by_name(name: str, table: str) -> CapturedTopic:
         )
     known = CaptureTopics(name)
     whole = Debezium(known.transaction, table, decimals="string")
-    return CapturedTopic(known.of_table(*table.split(".", 1)), whole)
+    return CapturedTopic(known.of_table(*table.split(".", 1)), whole, capture=name)

@@ -208,6 +208,7 @@ def build_captured_table(
         _encodings(topic.fields, options, topic.name),
         group is not None,
         options.placeholder,
+        strict_key=captured,
     )
     source = SourceNode(
         names.unique(topic.name),

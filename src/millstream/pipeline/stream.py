@@ -242,8 +242,8 @@ class Stream(EventCollection):
 
         The result has a primary key if its rows have a number: ``top(3, by="price", per="item", rank="place")`` is
         identified by item and place. Without one, or with other ``ties``, the rows of windows are identified by the
-        window and its ``by`` columns, as long as no step left these out. Of events nothing is known to identify
-        a row: make them a table first, with ``table(key=)``.
+        window and its ``by`` columns, as long as no step left these out. The one row of a group, ``top(1, …)``, is
+        identified by ``per``. Else nothing is known to identify an event: make a table first, with ``table(key=)``.
         """
         shape = self.shape.as_changes("top")
         kernel, shape = build_top(shape, n, by=by, per=per, ties=ties, rank=rank, name=name)

@@ -69,6 +69,8 @@ def build_top(
         key, not_null = (*groups, rank), False
     elif key is None and shape.row_keys:
         key, not_null = shape.row_keys[0], False
+    elif key is None and count == 1 and groups and ties == "row_number":
+        key, not_null = groups, False
     return kernel, replace(derived_table(shape, columns, key), key_not_null=not_null)
 
 

@@ -10,11 +10,12 @@ Source: Chassaing, "Functional Event Sourcing Decider", 2021.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from functools import cache
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -22,6 +23,7 @@ from millstream.errors import ConfigError
 
 _FROZEN = (str, bytes, int, float, bool, type(None), Decimal, Enum, UUID)
 _FROZEN_TIMES = (datetime, date, time, timedelta, frozenset)
+_PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
 
 
 class DeciderLike(Protocol):
@@ -79,11 +81,20 @@ def check_decider(decider: Any) -> DeciderLike:
 
 def is_frozen(state: object) -> bool:
     """Return whether a state cannot be changed in place, as far as can be told cheaply."""
+    kind: Any = type(state)
+    if kind in _PLAIN:
+        return True
     if isinstance(state, tuple):
-        return all(is_frozen(one) for one in state)
+        return all(map(is_frozen, state))
     if dataclasses.is_dataclass(state):
-        params = getattr(state, "__dataclass_params__", None)
-        return bool(params and params.frozen) and all(
-            is_frozen(getattr(state, field.name)) for field in dataclasses.fields(state)
-        )
+        names = _frozen_fields(kind)
+        return names is not None and all(is_frozen(getattr(state, name)) for name in names)
     return isinstance(state, _FROZEN + _FROZEN_TIMES)
+
+
+@cache
+def _frozen_fields(kind: Any) -> Sequence[str] | None:
+    """Return the names of the fields of a frozen dataclass; None if it is not frozen."""
+    if not kind.__dataclass_params__.frozen:
+        return None
+    return [field.name for field in dataclasses.fields(kind)]

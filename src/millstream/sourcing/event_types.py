@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
 
 from millstream.choices import did_you_mean
 from millstream.errors import ConfigError, UserCodeError
 from millstream.kernels.code_digest import code_digest, digest
+from millstream.sourcing.decider import is_frozen
 from millstream.sourcing.json_form import ENCODER, Decode, decoder_of, difference_of
 from millstream.sourcing.subject_keys import SEALED, SubjectKeys
 
@@ -37,6 +40,27 @@ class EventType:
     personal: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class EarlierVersion:
+    """How a version before today's is read, and what was personal in it; None: what is today."""
+
+    upcast: Upcaster
+    subject: str | None = None
+    personal: Mapping[str, Any] | None = None
+
+
+class EncodedEvent(NamedTuple):
+    """An event that was decided: its stored fields, the event as it will be read, and one for the caller.
+
+    The two are apart if they could be changed: what a caller does to its own is not in any state.
+    """
+
+    kind: EventType
+    fields: Any
+    event: Any
+    for_caller: Any
+
+
 class EventTypes:
     """The events that a topic may hold.
 
@@ -46,7 +70,7 @@ class EventTypes:
     def __init__(self) -> None:
         self._by_name: dict[str, EventType] = {}
         self._by_class: dict[type, EventType] = {}
-        self._upcasters: dict[tuple[str, int], Upcaster] = {}
+        self._earlier: dict[tuple[str, int], EarlierVersion] = {}
         self._keys: SubjectKeys | None = None
         self.direct: dict[tuple[str, int], Decode] = {}
         """How fields of a name and version are read where nothing is to be upcast or opened."""
@@ -64,8 +88,8 @@ class EventTypes:
         Args:
             version: 1 for a new type; one more each time that stored fields change their meaning, with an
                 :meth:`upcaster` from each version before.
-            subject: The field with the id of the person whom the personal fields are about. It is stored in
-                clear, so it must not itself be personal.
+            subject: The field with the id of the person whom the personal fields are about: a text, or an
+                integer. It is stored in clear, so it must not itself be personal.
             personal: The personal fields, each with the JSON value that it has once its subject is forgotten.
                 They are stored sealed with the subject's key; upcasters get them opened. The store needs
                 ``keys``.
@@ -95,22 +119,35 @@ class EventTypes:
 
         return add
 
-    def upcaster(self, name: str, *, from_version: int) -> Callable[[Upcaster], Upcaster]:
+    def upcaster(
+        self,
+        name: str,
+        *,
+        from_version: int,
+        subject: str | None = None,
+        personal: Mapping[str, Any] | None = None,
+    ) -> Callable[[Upcaster], Upcaster]:
         """Return a function decorator: from the fields of one version to those of the next.
 
         The function gets a mapping of JSON values, its own to change, and returns it or another one. It is
         called whenever an event of that version is read, in any thread.
 
+        Args:
+            subject: The field that had the subject in that version, if it had another name than today's.
+            personal: What was personal in that version, under the names of then, each with the JSON value that
+                it has once its subject is forgotten. If not given, what is personal today.
+
         Raises:
             ConfigError: there is one already.
         """
-        if (name, from_version) in self._upcasters:
+        if (name, from_version) in self._earlier:
             raise ConfigError(
                 f"there is an upcaster of {name!r} from version {from_version} already; keep one"
             )
 
         def add(upcast: Upcaster) -> Upcaster:
-            self._upcasters[name, from_version] = upcast
+            known = None if personal is None else dict(personal)
+            self._earlier[name, from_version] = EarlierVersion(upcast, subject, known)
             return upcast
 
         return add
@@ -123,28 +160,30 @@ class EventTypes:
         """
         self._check()
         personal = [one.name for one in self._by_name.values() if one.personal]
+        personal += [name for (name, _), one in self._earlier.items() if one.personal]
         if personal and keys is None:
             raise ConfigError(
-                f"events {', '.join(map(repr, personal))} have personal fields; give the store the file of their "
+                f"events {', '.join(map(repr, dict.fromkeys(personal)))} have personal fields; give the store the file of their "
                 "keys, as keys='keys.db', apart from the log"
             )
         found = EventTypes()
         found._by_name, found._by_class = self._by_name, self._by_class
-        found._upcasters, found._keys = self._upcasters, keys
+        found._earlier, found._keys = self._earlier, keys
         if keys is None:
-            found.direct = {(one.name, one.version): one.decode for one in self._by_name.values()}
+            kinds = self._by_name.values()
+            found.direct = {(one.name, one.version): _in_clear(one.decode) for one in kinds}
         return found
 
     def _check(self) -> None:
         """Check that every version before today's has an upcaster, which belongs to a registered type."""
         for one in self._by_name.values():
             for version in range(1, one.version):
-                if (one.name, version) not in self._upcasters:
+                if (one.name, version) not in self._earlier:
                     raise ConfigError(
                         f"{one.name!r} is at version {one.version}, and nothing reads its version "
                         f"{version}; register an upcaster(..., from_version={version})"
                     )
-        for name, version in self._upcasters:
+        for name, version in self._earlier:
             found = self._by_name.get(name)
             if found is None or not 1 <= version < found.version:
                 raise ConfigError(
@@ -158,16 +197,38 @@ class EventTypes:
             [one.name, one.version, code_digest(one.kind), sorted(one.personal.items())]
             for one in self._by_name.values()
         ]
-        parts += [[*key, code_digest(upcast)] for key, upcast in self._upcasters.items()]
+        parts += [
+            [*key, code_digest(one.upcast), one.subject, one.personal]
+            for key, one in self._earlier.items()
+        ]
         return digest(json.dumps(sorted(map(ENCODER.encode, parts))))
 
     def forgets(self) -> str:
         """Name the key store and how often it forgot, in any process."""
         return "" if self._keys is None else self._keys.forgets()
 
-    def named(self, name: str) -> EventType | None:
-        """Return the type that is registered under a name."""
-        return self._by_name.get(name)
+    def personal_in(self, name: str, version: int) -> tuple[str | None, Mapping[str, Any]]:
+        """Return the field with the subject, and the personal fields, of a version of a type."""
+        kind, earlier = self._by_name.get(name), self._earlier.get((name, version))
+        if kind is None:
+            return None, {}
+        if earlier is None:
+            return kind.subject, kind.personal
+        personal = kind.personal if earlier.personal is None else earlier.personal
+        return earlier.subject or kind.subject, personal
+
+    def says_what_was_personal(self, name: str, version: int) -> bool:
+        """Return whether it was said what was personal in this version: it is today's, or its upcaster says."""
+        kind, earlier = self._by_name.get(name), self._earlier.get((name, version))
+        if kind is None:
+            return False
+        return earlier is None or earlier.personal is not None or not kind.personal
+
+    def subject_fields(self) -> frozenset[str]:
+        """Return the names of all fields that have a subject, today or in an earlier version."""
+        names = [one.subject for one in self._by_name.values()]
+        names += [one.subject for one in self._earlier.values()]
+        return frozenset(filter(None, names))
 
     def type_of(self, event: object) -> EventType:
         """Return the type of an event.
@@ -183,12 +244,12 @@ class EventTypes:
             )
         return found
 
-    def encode(self, event: object) -> tuple[EventType, Any, Any]:
-        """Return the type of an event, its fields in JSON values, and the event as it will be read.
+    def encode(self, event: object) -> EncodedEvent:
+        """Return an event as it is stored.
 
         Raises:
-            ConfigError: its class is not registered, a field has no form in JSON, or it would be read as
-                another value than it has.
+            ConfigError: its class is not registered, a field has no form in JSON, it would be read as
+                another value than it has, or its subject is none.
         """
         found = self.type_of(event)
         try:
@@ -198,7 +259,8 @@ class EventTypes:
                 f"an event {found.name!r} cannot be written as JSON: {error}; change its fields"
             ) from error
         again = _read_again(found, event, fields)
-        return found, self._seal(found, fields) if found.personal else fields, again
+        stored = self._seal(found, fields) if found.personal else fields
+        return EncodedEvent(found, stored, again, again if is_frozen(again) else deepcopy(again))
 
     def decode(self, name: str, version: int, fields: Any, where: str) -> Any:
         """Return the event that was stored under a name and version, as today's code has it.
@@ -213,10 +275,10 @@ class EventTypes:
         found = self._by_name.get(name)
         if found is None or version > found.version:
             raise ConfigError(self._unknown(name, version, where))
-        fields = self._open(found, fields)
+        fields = self._open(found, version, fields, where)
         try:
             while version < found.version:
-                fields = self._upcasters[name, version](dict(fields))
+                fields = self._earlier[name, version].upcast(dict(fields))
                 version += 1
             return found.decode(fields)
         except Exception as error:
@@ -227,7 +289,7 @@ class EventTypes:
 
     def _seal(self, kind: EventType, fields: dict[str, Any]) -> dict[str, Any]:
         assert self._keys is not None, "sealed_with has checked it"
-        subject = str(fields[str(kind.subject)])
+        subject = _subject_of(kind, fields)
         return {
             name: self._keys.seal(subject, value, f"{kind.name}.{name}")
             if name in kind.personal
@@ -235,16 +297,32 @@ class EventTypes:
             for name, value in fields.items()
         }
 
-    def _open(self, kind: EventType, fields: Any) -> Any:
-        """Open the sealed fields of an event, whatever is personal today."""
-        if self._keys is None:
+    def _open(self, kind: EventType, version: int, fields: Any, where: str) -> Any:
+        """Open the sealed fields of an event, whatever is personal today.
+
+        Raises:
+            ConfigError: there are no keys, or nothing says what a field of the forgotten is read as.
+        """
+        sealed = [name for name, value in fields.items() if _is_sealed(value)]
+        if not sealed:
             return fields
-        return {
-            name: self._keys.open(value[SEALED], f"{kind.name}.{name}", kind.personal.get(name))
-            if isinstance(value, dict) and SEALED in value
-            else value
-            for name, value in fields.items()
-        }
+        what = f"of the event {kind.name!r} of version {version} at {where}"
+        if self._keys is None:
+            raise ConfigError(
+                f"the field {sealed[0]!r} {what} is sealed, and the store has no keys; open it with the file of "
+                "its keys, as keys='keys.db'"
+            )
+        opened = dict(fields)
+        _, personal = self.personal_in(kind.name, version)
+        for name in sealed:
+            value = self._keys.open(fields[name][SEALED], f"{kind.name}.{name}", _FORGOTTEN)
+            if value is _FORGOTTEN and name not in personal:
+                raise ConfigError(
+                    f"the field {name!r} {what} is of a subject who was forgotten, and nothing says what it is "
+                    f"read as; give personal={{{name!r}: ...}} where that version is registered, or to its upcaster"
+                )
+            opened[name] = personal[name] if value is _FORGOTTEN else value
+        return opened
 
     def _unknown(self, name: str, version: int, where: str) -> str:
         known = self._by_name.get(name)
@@ -271,19 +349,57 @@ def _check_personal(name: str, kind: Any, subject: str | None, personal: Mapping
         )
 
 
+_FORGOTTEN = object()
+_PLAIN = frozenset({str, int, bool})
+
+
+def _is_sealed(value: Any) -> bool:
+    return isinstance(value, dict) and SEALED in value
+
+
+def _in_clear(decode: Decode) -> Decode:
+    """Return what decodes fields none of which is sealed, and fails on others."""
+
+    def checked(fields: Any) -> Any:
+        for value in fields.values():
+            if type(value) is dict and SEALED in value:
+                raise ValueError("a field is sealed")
+        return decode(fields)
+
+    return checked
+
+
+def _subject_of(kind: EventType, fields: Mapping[str, Any]) -> str:
+    """Return the subject of an event, as it is given to be forgotten.
+
+    Raises:
+        ConfigError: it is none: others would have the same one, or nobody could give it.
+    """
+    subject = fields[str(kind.subject)]
+    if type(subject) not in (str, int) or subject == "":
+        raise ConfigError(
+            f"the subject {kind.subject!r} of an event {kind.name!r} is {subject!r}: nothing was appended. Give the "
+            "id of a person, a text or an integer"
+        )
+    return str(subject)
+
+
 def _read_again(kind: EventType, event: object, fields: Any) -> Any:
     """Return an event as it will be read: what is folded today is what will be folded then.
 
     Raises:
         ConfigError: it would be another one, or none.
     """
+    plain = _are_plain(fields)
     try:
-        again = kind.decode(json.loads(ENCODER.encode(fields)) if _is_deep(fields) else fields)
+        again = kind.decode(fields if plain else json.loads(ENCODER.encode(fields)))
     except Exception as error:
         raise ConfigError(
             f"an event {kind.name!r} could not be read again ({type(error).__name__} in its class): nothing "
             "was appended. Give its fields values of the types that they are declared with"
         ) from error
+    if plain and _has_these(again, fields) and _has_these(event, fields):
+        return again  # the usual case, quickly
     difference = difference_of(again, event)
     if difference is not None:
         raise ConfigError(
@@ -292,7 +408,7 @@ def _read_again(kind: EventType, event: object, fields: Any) -> Any:
             "it is given"
         )
     for name, value in fields.items():
-        if isinstance(value, dict) and SEALED in value and name not in kind.personal:
+        if _is_sealed(value) and name not in kind.personal:
             raise ConfigError(
                 f"the field {name!r} of an event {kind.name!r} has a key {SEALED!r}, which marks what is sealed; "
                 "name the key otherwise"
@@ -300,19 +416,30 @@ def _read_again(kind: EventType, event: object, fields: Any) -> Any:
     return again
 
 
-def _is_deep(fields: Mapping[str, Any]) -> bool:
-    """Return whether there is something that could be changed in place, and be changed in what is stored."""
-    return any(isinstance(value, dict | list) for value in fields.values())
+def _has_these(event: object, fields: Mapping[str, Any]) -> bool:
+    """Return whether an event of a dataclass has these very values, and no others."""
+    kind: Any = type(event)
+    names = _field_names(kind)
+    return names is not None and all(getattr(event, name) is fields.get(name) for name in names)
+
+
+def _are_plain(fields: Mapping[str, Any]) -> bool:
+    """Return whether all fields are values that JSON has as they are, and that nobody can change."""
+    return all(type(value) in _PLAIN for value in fields.values())
 
 
 def _plain_fields(event: object) -> Any:
-    if dataclasses.is_dataclass(event) and not isinstance(event, type):
-        found = {
-            field.name: getattr(event, field.name)
-            for field in dataclasses.fields(event)
-            if field.init
-        }
-        if all(type(value) in (str, int, bool) for value in found.values()):
-            return found
-        return json.loads(ENCODER.encode(found))
-    return json.loads(ENCODER.encode(event))
+    kind: Any = type(event)
+    names = _field_names(kind)
+    if names is None:
+        return json.loads(ENCODER.encode(event))
+    found = {name: getattr(event, name) for name in names}
+    return found if _are_plain(found) else json.loads(ENCODER.encode(found))
+
+
+@cache
+def _field_names(kind: Any) -> Sequence[str] | None:
+    """Return the names of the fields that a dataclass is made from; None if it is none."""
+    if not dataclasses.is_dataclass(kind):
+        return None
+    return [field.name for field in dataclasses.fields(kind) if field.init]

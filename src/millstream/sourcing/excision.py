@@ -29,9 +29,9 @@ from millstream.log.reader import Isolation
 from millstream.sourcing.event_types import EventTypes
 from millstream.sourcing.json_form import ENCODER
 from millstream.sourcing.lane import Lane
-from millstream.sourcing.partition_log import READ_OFFSETS
 from millstream.sourcing.subject_keys import SEALED, SubjectKeys
 
+_READ_OFFSETS = 50_000  # at a time, so that a long partition does not fill the memory
 _REQUEST_BYTES = 8 << 20  # of new values in one request to the owner of the folder
 _NO_KEY = 0  # keys are numbered from 1: the mark of a field that was in clear
 _FORGOTTEN = "forgotten"  # the reason of a refused command that was emptied
@@ -65,11 +65,15 @@ class ForgettingStore(Protocol):
 
     log: EventLog
     topic: str
+    topic_id: str
     partitions: int
     events: EventTypes
 
     def lane(self, partition: int) -> Lane:
         """Return the lane of a partition."""
+
+    def remove_deleted_indexes(self) -> list[str]:
+        """Remove the indexes of topics that the log has no more; return their ids."""
 
 
 def check_subjects(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -124,6 +128,8 @@ def forget_subjects(
     for number in range(store.partitions):
         count = store.lane(number).forget_states()
         places.append(f"index of {store.topic}/{number}: {count} aggregate snapshots deleted")
+    deleted = store.remove_deleted_indexes()
+    places += [f"index of the deleted topic with id {one}: removed" for one in deleted]
     places += [one.forget(subject) for one in projections for subject in subjects]
     remaining = [*search.remaining, *_elsewhere(folder)]
     if folder is not None:
@@ -173,6 +179,7 @@ class _Found:
     sealed: int = 0
     clear: int = 0
     unknown: int = 0
+    mentions: int = 0
     segments: int = 0
     archives: int = 0
     end: int = 0
@@ -183,11 +190,20 @@ class _Found:
 
 
 class _Search:
-    """Finds what records have of the subjects."""
+    """Finds what records have of the subjects.
+
+    Topics are read and changed by their ids: what has an offset in one that was made anew is another record.
+    """
 
     def __init__(self, store: ForgettingStore, keys: SubjectKeys, subjects: Sequence[str]) -> None:
-        self._log, self._events, self._lane = store.log, store.events, store.lane
-        self._topic = store.topic
+        self._log, self._events = store.log, store.events
+        self._topic_ids = {name: found.topic_id for name, found in store.log.topics().items()}
+        self._topic_ids[store.topic] = store.topic_id
+        # Aborted records are bytes of the file as others are; brokers do not show them.
+        isolation: Isolation = (
+            "read_uncommitted" if isinstance(store.log, FolderLog) else "read_committed"
+        )
+        self._reader = store.log.reader(self._topic_ids, isolation=isolation)
         self._subjects = frozenset(subjects)
         self._no_key = f"{keys.store_id}:{_NO_KEY}:"
         self._marks = tuple(
@@ -196,7 +212,9 @@ class _Search:
         written = [ENCODER.encode(one)[1:-1] for one in subjects]  # as between quotes
         texts = [text.encode() for text in (*self._marks, *written)]
         self.pattern = re.compile(b"|".join(map(re.escape, texts)))
-        self._named = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, subjects))})(?!\w)")
+        self._named = _mention_of([one for one in subjects if not one.isdecimal()])
+        self._numbers = _mention_of([one for one in subjects if one.isdecimal()])
+        self._subject_fields = store.events.subject_fields()
         self.places: list[str] = []
         self.remaining: list[str] = []
 
@@ -207,7 +225,7 @@ class _Search:
         found, before = _Found(topic, partition, without), -1
         while found.records > before:  # then also what others sealed before the key was destroyed
             before = found.records
-            low, end = self._log.offsets(topic)[partition]
+            low, end = self._reader.bounds(topic, partition)
             found.end = max(found.end, low)
             while found.end < end:
                 found.end = self._look(found, end)
@@ -218,30 +236,28 @@ class _Search:
 
     def _remove(self, found: _Found, folder: FolderLog) -> None:
         for values in _portions(found.values):
-            done = folder.excise(found.topic, found.partition, values)
+            place = found.topic, found.partition, values
+            done = folder.excise(*place, topic_id=self._topic_ids[found.topic])
             found.segments += done.segments
             found.archives += done.archives
             self.remaining += [f"{found}: {one}" for one in done.left]
 
     def _look(self, found: _Found, end: int) -> int:
         """Search some of the records from where the last search ended; return where to go on."""
-        isolation: Isolation = "read_committed"
-        if isinstance(self._log, FolderLog):
-            isolation = "read_uncommitted"  # aborted records are bytes of the file as others are
-        start, until = found.end, min(end, found.end + READ_OFFSETS)
+        start, until = found.end, min(end, found.end + _READ_OFFSETS)
         bounds = found.topic, found.partition, start, until
+        columns = ("offset", "value")
         try:
-            table = self._log.read(*bounds, columns=("offset", "value"), isolation=isolation)
+            batches = list(self._reader.read(*bounds, columns=columns))
         except CorruptBatchError as error:
             if start < error.start:
                 return self._look(found, error.start)
             self.remaining.append(f"{found}: {error}")
             return max(error.end, start + 1)
-        for offset, value in zip(
-            table["offset"].to_pylist(), table["value"].to_pylist(), strict=True
-        ):
-            if value is not None and self.pattern.search(value):
-                self._look_at(offset, value, found)
+        for batch in batches:
+            for offset, value in zip(*(one.to_pylist() for one in batch.columns), strict=True):
+                if value is not None and self.pattern.search(value):
+                    self._look_at(offset, value, found)
         return until
 
     def _look_at(self, offset: int, value: bytes, found: _Found) -> None:
@@ -263,8 +279,14 @@ class _Search:
         )
         if found.unknown:
             self.remaining.append(
-                f"{found}: {found.unknown} events of earlier versions name a subject, and their fields have other "
-                "names than those that are personal today; look at them"
+                f"{found}: {found.unknown} events of earlier versions, or of types that are not registered, name a "
+                "subject, and nothing says what is personal in them; register it, or give it to the upcaster, and "
+                "forget again"
+            )
+        if found.mentions:
+            self.remaining.append(
+                f"{found}: {found.mentions} refused commands have the number of a subject in their text, which may be "
+                "any number; look at them, and if they must go, delete the topic"
             )
         if removed:
             self.places.append(
@@ -291,16 +313,17 @@ class _Search:
         fields = event["data"]
         if not isinstance(fields, dict):
             return None
-        kind = self._events.named(event["type"])
-        mine = kind is not None and str(fields.get(str(kind.subject))) in self._subjects
-        personal: Mapping[str, Any] = kind.personal if kind is not None and mine else {}
+        name, version = event["type"], event["schema"]
+        subject, personal = self._events.personal_in(name, version)
+        if subject is None or str(fields.get(subject)) not in self._subjects:
+            personal = {}
         other = {name: self._without(name, one, personal, found) for name, one in fields.items()}
         if other != fields:
             return {**event, "data": other}
         sealed = any(_mark_of(one) for one in fields.values())
-        if kind is not None and event["schema"] < kind.version and not sealed:
-            elsewhere = kind.personal and kind.subject not in fields and self._names(fields)
-            found.unknown += bool(elsewhere) or not personal.keys() <= fields.keys()
+        if not sealed and not self._events.says_what_was_personal(name, version):
+            elsewhere = subject not in fields and self._names(fields)
+            found.unknown += elsewhere or not personal.keys() <= fields.keys()
         return None
 
     def _without(self, name: str, value: Any, personal: Mapping[str, Any], found: _Found) -> Any:
@@ -317,20 +340,48 @@ class _Search:
         return {SEALED: prefix}
 
     def rejection_without(self, rejection: Any, found: _Found) -> Any:
-        """Return a refused command without what it was, if it names a subject; else None."""
-        command, reason = rejection["command"], rejection["reason"]
-        done = command is None and reason == _FORGOTTEN
-        if done or not self._names([rejection["stream"], command, reason]):
+        """Return a refused command without what it was, if it names a subject; else None.
+
+        It does if its stream is the subject, if a field that has the subject in events has it, or if a text is the
+        subject or mentions it. A number in a text may be any number: it is counted, and not taken for a subject.
+        """
+        command, reason, stream = rejection["command"], rejection["reason"], rejection["stream"]
+        if command is None and reason == _FORGOTTEN:
+            return None
+        if stream not in self._subjects and not self._names([command, reason]):
+            found.mentions += self._has_number([command, reason])
             return None
         found.clear += 1
         return {**rejection, "command": None, "reason": _FORGOTTEN}
 
     def _names(self, value: Any) -> bool:
         if isinstance(value, dict):
-            return any(map(self._names, value.values())) or any(map(self._names, value))
+            return any(
+                (name in self._subject_fields and str(one) in self._subjects)
+                or self._names(name)
+                or self._names(one)
+                for name, one in value.items()
+            )
         if isinstance(value, list):
             return any(map(self._names, value))
-        return self._named.search(str(value)) is not None
+        if not isinstance(value, str):
+            return False
+        return value in self._subjects or self._named.search(value) is not None
+
+    def _has_number(self, value: Any) -> bool:
+        if isinstance(value, dict):
+            return any(map(self._has_number, (*value, *value.values())))
+        if isinstance(value, list):
+            return any(map(self._has_number, value))
+        return isinstance(value, str) and self._numbers.search(value) is not None
+
+
+def _mention_of(subjects: Sequence[str]) -> re.Pattern[str]:
+    """Return a pattern of any of these as a word of its own: not as a part of a longer id, name or address."""
+    if not subjects:
+        return re.compile(r"(?!)")
+    either = "|".join(map(re.escape, sorted(subjects, key=len, reverse=True)))
+    return re.compile(rf"(?<![\w@+/-])(?<!\w[.:])(?:{either})(?![\w@+/-])(?![.:]\w)")
 
 
 def _mark_of(value: Any) -> str | None:

@@ -1,17 +1,17 @@
 """A lane decides and appends the commands of one partition: those of all threads that wait, as one batch.
 
-One thread at a time leads: it takes what is queued, and for all of it
+A lane gets commands from a queue (see ``command_queue``), and for all of them it
 
 1. reads on to the end of the partition, and brings index and cached aggregates up to it;
 2. decides each command, in order, on the state that the ones before it leave;
-3. appends all events as one batch, if the partition still ends where it was read to; else it goes back to 1
+3. has all events appended as one batch, if the partition still ends where it was read to; else it goes back to 1
    with all of them, as what was decided rests on what others have changed;
 4. updates index and cache, and gives each command its result. Refusals are results too: they are given only
    when the events that they rest on are in the log.
 
-Then one of those that wait leads. It gives the others a moment to come back with their next command, if they came
-together the last time: a sync takes longer than that. So a hot stream costs one sync for all threads that wait, and no update is lost: step 3 is the comparison, and
-it is made where appends are ordered (see ``partition_log``, which also says what a crash leaves).
+So a hot stream costs one sync for all threads that wait, and no update is lost: step 3 is the comparison, and
+it is made where appends are ordered (see ``partition_log``, which also says what a crash leaves). The lane yields at
+step 3: the queue makes it for all its lanes at once.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from copy import deepcopy
 
 from millstream.errors import (
     ConfigError,
@@ -36,56 +35,22 @@ from millstream.errors import (
 )
 from millstream.log.encoding import SimpleRecord, check_record_size
 from millstream.sourcing.aggregate import AggregateCache, FoldedStream, Folding
+from millstream.sourcing.command_queue import (
+    PendingCommand,
+    check_not_deciding,
+    fail,
+    interrupted,
+)
 from millstream.sourcing.decider import DeciderLike, is_frozen
 from millstream.sourcing.event_types import EventTypes
-from millstream.sourcing.partition_log import PartitionLog
-from millstream.sourcing.stored_event import Metadata, RawEvent, about_of, encode_event
+from millstream.sourcing.partition_log import Append, PartitionLog
+from millstream.sourcing.stored_event import RawEvent, about_of, encode_event
 from millstream.sourcing.stream_index import EventRun, LastEvent, StreamIndex
 
-OnConflict = Literal["retry", "raise"]
 GROUP_MAX = 500  # commands in one batch
 GROUP_BYTES = 8 << 20  # in one batch; the command that passes it is the last one
 CONFLICT_TIMEOUT_S = 30.0
-GATHER_S = 0.001  # for the threads of the last group to come back; a sync takes about as long
-LOOK_AGAIN_S = 0.002  # when the end has moved, and what moved it cannot be read yet
 _log = logging.getLogger(__name__)
-_deciding = threading.local()  # of every lane: two that waited for each other would wait for ever
-
-
-@dataclass(slots=True, eq=False)
-class PendingCommand:
-    """A command on its way. ``events`` or ``error`` is set when it is ``done``.
-
-    ``checks_repeats`` says that its id was given, and may have been handled before.
-    """
-
-    stream_id: str
-    command: Any
-    metadata: Metadata
-    expected_version: int | None = None
-    on_conflict: OnConflict = "retry"
-    checks_repeats: bool = True
-    first_seen: int | None = None
-    events: list[RawEvent] = field(default_factory=list)
-    data: list[Any] = field(default_factory=list)
-    version: int = 0
-    end: int = 0
-    repeated: bool = False
-    error: BaseException | None = None
-    done: bool = False
-    leads: bool = False
-    _waiting: Any = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        self._waiting.acquire()
-
-    def wait(self) -> None:
-        """Return when it is done, or its thread is to lead."""
-        self._waiting.acquire()
-
-    def wake(self) -> None:
-        """Have :meth:`wait` return."""
-        self._waiting.release()
 
 
 class _Draft:
@@ -126,87 +91,22 @@ class Lane:
         self._decider, self._events = decider, events
         self._clock_ms, self._partition_of = clock_ms, partition_of
         self._cache = AggregateCache(cache_max)
-        self._queue: list[PendingCommand] = []
-        self._arrived = threading.Condition()  # guards the queue, and who leads
-        self._led = False
-        self._together = 1  # commands of the last group
         self._lock = threading.Lock()
         self._end = -1  # what was read; -1 before the index was compared with the log
         self._certain = True  # the end is not below what this lane has appended
         self._failure: FencedError | None = None
         self._forgets = events.forgets()
 
-    def handle(self, pending: PendingCommand) -> None:
-        """Return when the command has its result, or its error."""
-        _check_not_deciding()
-        with self._arrived:
-            self._queue.append(pending)
-            leads, self._led = not self._led, True
-            if len(self._queue) >= self._together:
-                self._arrived.notify()
-        if not leads:
-            try:
-                pending.wait()
-            except BaseException:
-                self._give_up(pending)
-                raise
-            if pending.done:
-                return
-        self._lead(pending)
-
-    def _lead(self, pending: PendingCommand) -> None:
-        """Handle what is queued, ``pending`` with it, and have another thread lead."""
-        taken: list[PendingCommand] = []
-        try:
-            with self._arrived:
-                if self._together > 1:
-                    self._arrived.wait_for(
-                        lambda: len(self._queue) >= self._together, timeout=GATHER_S
-                    )
-                taken, self._queue = self._queue, []
-                self._together = len(taken)
-            with self._lock:
-                _deciding.now = True
-                try:
-                    self._handle_queue(list(taken))
-                finally:
-                    _deciding.now = False
-        finally:
-            lost = [one for one in taken if not one.done]
-            if lost:  # this thread was interrupted before it came to them
-                _fail(lost, _interrupted(KeyboardInterrupt()))
-            with self._arrived:
-                if pending in self._queue:
-                    self._queue.remove(pending)
-                self._appoint()
-            for one in taken:
-                one.wake()
-
-    def _appoint(self) -> None:
-        """Have the thread of the first command lead; called with the queue's lock."""
-        self._led = bool(self._queue)
-        if self._queue:
-            self._queue[0].leads = True
-            self._queue[0].wake()
-
-    def _give_up(self, pending: PendingCommand) -> None:
-        """Leave the queue: the thread was interrupted while it waited."""
-        with self._arrived:
-            if pending in self._queue:
-                self._queue.remove(pending)
-                if pending.leads:
-                    self._appoint()
-
     def catch_up(self) -> int:
         """Bring the index up to the end of the partition; return that end."""
-        _check_not_deciding()
+        check_not_deciding()
         with self._lock:
             self._catch_up(looks=True)
             return self._end
 
     def current(self, stream_id: str) -> FoldedStream:
         """Return the aggregate of a stream as it is now."""
-        _check_not_deciding()
+        check_not_deciding()
         with self._lock:
             self._catch_up(looks=True)
             found = self._cache.get(stream_id)
@@ -216,7 +116,7 @@ class Lane:
 
     def forget_states(self) -> int:
         """Drop every cached aggregate and every snapshot; return how many snapshots there were."""
-        _check_not_deciding()
+        check_not_deciding()
         with self._lock:
             self._forgets = self._events.forgets()
             self._cache.clear()
@@ -231,40 +131,49 @@ class Lane:
 
     # -- a group of commands ------------------------------------------------------------------
 
-    def _handle_queue(self, queue: list[PendingCommand]) -> None:
-        while queue:
-            group = queue[:GROUP_MAX]
-            try:
-                self._check_not_fenced()
-                del queue[: self._handle_group(group)]
-            except ConfigError as error:
-                if len(group) > 1:  # one of them, such as an event that is too large, fails alone
-                    self._handle_each(group)
-                else:
-                    _fail(group, error)
-                del queue[: len(group)]
-            except MillstreamError as error:
-                if isinstance(error, FencedError):
-                    self._failure = error
-                _fail(group, error)
-                del queue[: len(group)]
-            except BaseException as error:
-                _fail(queue, _interrupted(error))
-                raise
+    def handle(self, commands: list[PendingCommand]) -> Generator[Append | None, int, None]:
+        """Give each of these commands its result; yield what is to be appended, or None to look again later.
+
+        Whoever runs this sends the offset of the first record, or throws what the append raised. The lane is held
+        until it has ended; an exception that is none of ours ends it, and is what its commands get.
+        """
+        with self._lock:
+            while commands:
+                group = commands[:GROUP_MAX]
+                try:
+                    self._check_not_fenced()
+                    count = yield from self._handle_group(group)
+                    del commands[:count]
+                except ConfigError as error:
+                    if (
+                        len(group) > 1
+                    ):  # one of them, such as an event that is too large, fails alone
+                        yield from self._handle_each(group)
+                    else:
+                        fail(group, error)
+                    del commands[: len(group)]
+                except MillstreamError as error:
+                    if isinstance(error, FencedError):
+                        self._failure = error
+                    fail(group, error)
+                    del commands[: len(group)]
+                except BaseException as error:
+                    fail(commands, interrupted(error))
+                    raise
 
     def _check_not_fenced(self) -> None:
         if self._failure is not None:
             raise self._failure.with_traceback(None)
 
-    def _handle_each(self, group: Sequence[PendingCommand]) -> None:
+    def _handle_each(self, group: Sequence[PendingCommand]) -> Generator[Append | None, int, None]:
         for one in group:
             one.checks_repeats = True
             try:
-                self._handle_group([one])
+                yield from self._handle_group([one])
             except MillstreamError as error:
-                _fail([one], error)
+                fail([one], error)
 
-    def _handle_group(self, group: Sequence[PendingCommand]) -> int:
+    def _handle_group(self, group: Sequence[PendingCommand]) -> Generator[Append | None, int, int]:
         """Handle as many commands as one batch should have; return how many these are."""
         until_s = time.monotonic() + CONFLICT_TIMEOUT_S
         if self.log.acquire():
@@ -275,17 +184,16 @@ class Lane:
                 self._catch_up()  # a long fold gives others time: what they appended is added to it
             draft = _Draft()
             try:
-                for one in group:
-                    self._decide(one, draft)
-                    draft.handled.append(one)
-                    if draft.size > GROUP_BYTES:
-                        break
-                self._certain = not draft.records
-                offset = self.log.append(draft.records, self._end) if draft.records else self._end
+                self._decide_all(group, draft)
+                offset = self._end
+                if draft.records:
+                    self._certain = False
+                    offset = yield Append(self.log, draft.records, self._end)
                 self._accept(draft, offset)
             except EndMovedError as error:
                 self._drop_changed(draft)
-                self._check_conflict(error, until_s)
+                if not self._can_be_read(error, until_s):
+                    yield None
             except BaseException:
                 # States may have been changed in place, and what was appended is read from the log.
                 self._cache.drop(draft.aggregates)
@@ -309,19 +217,27 @@ class Lane:
             stream_id for stream_id, one in draft.aggregates.items() if not is_frozen(one.state)
         )
 
-    def _check_conflict(self, error: EndMovedError, until_s: float) -> None:
-        """Return if what moved the end can be read, or may be soon."""
+    def _can_be_read(self, error: EndMovedError, until_s: float) -> bool:
+        """Return whether what moved the end can be read; it may be soon."""
         if self.log.bounds()[1] > self._end:
-            return
+            return True
         if time.monotonic() > until_s:
             raise ConflictError(
                 f"{self.log.topic}/{self.log.partition} ends at offset {error.end}, and can be read to "
                 f"{self._end} only: something else has a transaction open in the topic. Only ms.EventStore "
                 "may write to it; end the other, and send the command again"
             ) from error
-        time.sleep(LOOK_AGAIN_S)
+        return False
 
     # -- step 2 -------------------------------------------------------------------------------
+
+    def _decide_all(self, group: Sequence[PendingCommand], draft: _Draft) -> None:
+        """Decide as many commands as one batch should have."""
+        for one in group:
+            self._decide(one, draft)
+            draft.handled.append(one)
+            if draft.size > GROUP_BYTES:
+                break
 
     def _decide(self, one: PendingCommand, draft: _Draft) -> None:
         """Decide one command; an error is that command's result, and touches no other."""
@@ -352,24 +268,22 @@ class Lane:
     def _decide_on(self, one: PendingCommand, aggregate: FoldedStream) -> list[SimpleRecord]:
         """Decide on an aggregate, and bring it up to what was decided; return the records of that."""
         decided = list(self._decider.decide(one.command, aggregate.state))
-        one.data = []
         if not decided:
             return []
-        command_id, about = one.metadata.command_id, about_of(one.metadata)
+        command_id, about = one.metadata.command_id, about_of(one.metadata, one.nonce)
         # A stream's times never go back, so that its state at a time is well defined.
         timestamp_ms = max(self._clock_ms(), aggregate.timestamp_ms)
-        for version, data in enumerate(decided, start=aggregate.version + 1):
-            kind, fields, again = self._events.encode(data)
-            one.data.append(again)
-            name, schema = kind.name, kind.version
+        encoded = [self._events.encode(event) for event in decided]
+        one.data = [event.for_caller for event in encoded]
+        for version, (kind, fields, _, _) in enumerate(encoded, start=aggregate.version + 1):
             place = (-1, timestamp_ms, one.stream_id, version)
-            one.events.append(RawEvent(*place, name, schema, fields, command_id, about))
+            one.events.append(RawEvent(*place, kind.name, kind.version, fields, command_id, about))
         records = [encode_event(event) for event in one.events]
         for record in records:
             check_record_size(record.size)
         state = aggregate.state
-        for data in one.data:
-            state = self._decider.evolve(state, data)
+        for event in encoded:
+            state = self._decider.evolve(state, event.event)
         aggregate.state, aggregate.timestamp_ms = state, timestamp_ms
         aggregate.version = one.version = aggregate.version + len(records)
         return records
@@ -422,12 +336,12 @@ class Lane:
             ]
             first = one.events[0]
             run = EventRun(first.version, len(one.events), offset, one.metadata.command_id)
-            self.index.add(one.stream_id, run)
+            self.index.add(one.stream_id, run, one.nonce)
             offset += len(one.events)
         self._end, self._certain = offset, True
         for one, drafted in draft.repeats:
-            one.events, one.data, one.version = drafted.events, drafted.data, drafted.version
-            one.repeated = True
+            one.events, one.version, one.repeated = drafted.events, drafted.version, True
+            one.data = deepcopy(drafted.data)
         for stream_id, aggregate in draft.aggregates.items():
             self._cache.put(stream_id, aggregate)
         for one in draft.handled:
@@ -484,7 +398,7 @@ class Lane:
         if fits and last is not None and last.offset >= start:
             found = next(self.log.read(last.offset, last.offset + 1), None)
             fits = found is not None and last == LastEvent(
-                found.offset, found.stream_id, found.version, str(found.command_id)
+                found.offset, found.stream_id, found.version, str(found.command_id), found.nonce
             )
         if not fits:
             self.index.clear()
@@ -501,7 +415,8 @@ class Lane:
                 f"does not follow version {known}: events were deleted, partitions were added to the topic, "
                 "or something else than ms.EventStore wrote to it. Restore the topic from a backup"
             )
-        self.index.add(stream_id, EventRun(first.version, len(run), first.offset, first.command_id))
+        added = EventRun(first.version, len(run), first.offset, first.command_id)
+        self.index.add(stream_id, added, first.nonce)
         self.index.flush_if_due()
         self._bring_up(run)
 
@@ -554,23 +469,3 @@ def _check_version(one: PendingCommand, version: int) -> None:
             version=version,
             expected=expected,
         )
-
-
-def _check_not_deciding() -> None:
-    if getattr(_deciding, "now", False):
-        raise ConfigError(
-            "a store was used from within decide or evolve; load what they need before, and give it with the "
-            "command; return events, and send further commands after handle() has returned"
-        )
-
-
-def _fail(group: Sequence[PendingCommand], error: MillstreamError) -> None:
-    for one in group:
-        one.error, one.done = error, True
-
-
-def _interrupted(error: BaseException) -> MillstreamError:
-    return MillstreamError(
-        f"handling was interrupted ({error!r}), and the command may have been handled; send it again with "
-        "the same command id"
-    )

@@ -1,6 +1,6 @@
 """One partition of the event topic, as a lane needs it: read to the end, append only if nothing came since.
 
-The whole of event sourcing rests on one promise: ``append`` puts its events behind exactly the events that
+The whole of event sourcing rests on one promise: an :class:`Append` puts its events behind exactly the events that
 the caller has read, or appends nothing. Of two writers who decide at once, one is refused, reads on and
 decides again. A folder compares the end in its one owner (``folder_partition``); brokers cannot compare, so
 there one writer at a time has the partition (``kafka_partition``).
@@ -25,12 +25,13 @@ A batch is never divided, so the events of a command are all there or none is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from millstream.errors import MillstreamError
 from millstream.log.compaction.offset_map import numbers
 from millstream.log.encoding import SimpleRecord
 from millstream.log.varint import Int64s
@@ -38,13 +39,13 @@ from millstream.sourcing.stored_event import RawEvent, decode_events
 from millstream.sourcing.stream_index import EventRun
 
 COLUMNS = ("offset", "timestamp", "value")
-READ_OFFSETS = 50_000  # at a time, so that a long partition does not fill the memory
 
 
 class PartitionLog(Protocol):
     """One partition of the topic."""
 
     topic: str
+    topic_id: str
     partition: int
 
     @property
@@ -55,6 +56,7 @@ class PartitionLog(Protocol):
         """Become the one who may append, where there is only one; return whether that is new.
 
         Raises:
+            TopicRecreatedError: the topic was deleted and made anew; every call raises it.
             MillstreamError: no broker responds.
         """
 
@@ -69,17 +71,28 @@ class PartitionLog(Protocol):
             CorruptionError: a record is no event.
         """
 
-    def append(self, records: Sequence[SimpleRecord], expected_end: int) -> int:
-        """Append all records as one, and return the offset of the first. One thread at a time.
-
-        Raises:
-            EndMovedError: the partition does not end at ``expected_end``; nothing was appended.
-            FencedError: another writer has the partition now; nothing was appended.
-            MillstreamError: they may have been appended.
-        """
-
     def close(self) -> None:
         """Release the partition."""
+
+
+class Append(NamedTuple):
+    """Records to append to a partition as one: all of them at ``expected_end``, or none."""
+
+    log: PartitionLog
+    records: Sequence[SimpleRecord]
+    expected_end: int
+
+
+AppendAll = Callable[[Sequence[Append]], Sequence[int | MillstreamError]]
+"""Makes appends to different partitions in one step; one thread at a time.
+
+Returns for each the offset of its first record, or what it came to:
+
+- EndMovedError: the partition does not end there; nothing was appended.
+- FencedError: another writer has the partition now; nothing was appended.
+- TopicRecreatedError: the topic was deleted and made anew; nothing was appended.
+- another MillstreamError, which may be raised, too: they may have been appended.
+"""
 
 
 def events_of(

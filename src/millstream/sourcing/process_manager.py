@@ -2,12 +2,17 @@
 
 What is due is a projection: a row for each command that an event asks for, kept with its position. A command is
 not kept itself; when it is due, the event is read again and asked again. So it must ask for the same, whenever it
-is asked. The id of the command is made from the event, so a command that is sent again after a crash is
-handled once:
+is asked. The id of the command is made from the topic and the event, so a command that is sent again after a crash is
+handled once, and no two sources have one id:
 
 1. The row is committed with the position of its event. A crash before: the event is read again.
-2. The command is handled. A crash after: it is sent again, and is a repeat.
-3. The row is deleted.
+2. The row is deleted, in a transaction that stays open. A crash before the commit: the row is there.
+3. The command is handled. A crash after: it is sent again, and is a repeat.
+4. The transaction is committed.
+
+Several managers may run, and one may be stopped for hours anywhere. In the transaction of step 2 only one of them can
+be; one that wakes after the others have sent a command finds no row, and does not send it. An id alone would not do:
+a command that was refused is not remembered, and would be decided again on what has become of the stream since.
 """
 
 from __future__ import annotations
@@ -21,11 +26,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from millstream.durations import Duration, to_us
-from millstream.errors import CommandRejectedError, ConfigError
+from millstream.errors import CommandRejectedError, ConfigError, FencedError, RetriableError
+from millstream.kernels.code_digest import digest
 from millstream.sourcing.projection import Projection
 from millstream.sourcing.projection_target import ProjectionTables
 from millstream.sourcing.store import EventStore
-from millstream.sourcing.stored_event import SourcedEvent
+from millstream.sourcing.stored_event import Metadata, SourcedEvent
 
 _DUE = {"due": "partition_number INTEGER, event_offset BIGINT, number INTEGER, due_ms BIGINT"}
 _log = logging.getLogger(__name__)
@@ -84,8 +90,13 @@ class ProcessManager:
     def run_due(self) -> int:
         """Read on, and send every command whose time has come; return how many were sent.
 
+        A command that fails is sent again by the next call. Those for other streams are sent nevertheless; those
+        behind it, for the same stream, wait for it.
+
         Raises:
-            MillstreamError: a command could not be handled; it is sent again by the next call.
+            RetriableError, FencedError: nothing more was sent.
+            Exception: the first failure of a command, as it was, with a note that says which command it was, and
+                how many others failed.
         """
         self._run.catch_up()
         rows = self._run.query(
@@ -93,9 +104,19 @@ class ProcessManager:
             "ORDER BY due_ms, partition_number, event_offset, number",
             (self._clock_ms(),),
         )
-        for partition, offset, number in rows:
-            self._send(partition, offset, number)
-        return len(rows)
+        sent, failures = 0, _Failures(self._name)
+        for row in rows:
+            due = None
+            try:
+                due = self._due(*row)
+                if due.stream_id not in failures.streams:
+                    sent += self._send(due)
+            except (RetriableError, FencedError):
+                raise
+            except Exception as error:  # noqa: BLE001 - the first one is raised below
+                failures.add(row, due, error)
+        failures.raise_first(sent)
+        return sent
 
     def next_due_ms(self) -> int | None:
         """Return when the next command is due, in milliseconds since 1970; None if none is."""
@@ -117,9 +138,11 @@ class ProcessManager:
     ) -> None:
         self.close()
 
-    def _send(self, partition: int, offset: int, number: int) -> None:
+    def _due(self, partition: int, offset: int, number: int) -> _Due:
+        """Return the command of a row, which its event is asked for again."""
         folding = self._source.reading(partition)
-        event = folding.sourced(next(folding.log.read(offset, offset + 1)))
+        raw = next(folding.log.read(offset, offset + 1))
+        event = folding.sourced(raw)
         asked = list(self._react(event))
         if number >= len(asked):
             raise ConfigError(
@@ -128,21 +151,81 @@ class ProcessManager:
                 "but the event. Correct it, and open the process with rebuild=True"
             )
         cause = f"{event.stream_id}/{event.version}"
-        try:
-            self._target.handle(
-                asked[number].stream_id,
-                asked[number].command,
-                command_id=f"{self._name}/{cause}/{number}",
-                causation_id=cause,
-                correlation_id=event.metadata.correlation_id,
-                who=self._name,
-            )
-        except CommandRejectedError as refused:
-            _log.info("process %s: after %s: %s", self._name, cause, refused)
-        self._run.execute(
-            "DELETE FROM {due} WHERE partition_number = ? AND event_offset = ? AND number = ?",
-            (partition, offset, number),
+        source = digest(f"{self._source.topic_id}/{raw.identity}")
+        metadata = Metadata(
+            f"{self._name}/{cause}/{number}/{source}",
+            causation_id=cause,
+            correlation_id=event.metadata.correlation_id,
+            who=self._name,
         )
+        return _Due((partition, offset, number), asked[number], metadata)
+
+    def _send(self, due: _Due) -> bool:
+        """Do steps 2 to 4 of the module; return False if another manager has sent it."""
+        with self._run.writing() as tables:
+            done = tables.execute(
+                "DELETE FROM {due} WHERE partition_number = ? AND event_offset = ? AND number = ?",
+                due.row,
+            )
+            if not done.rowcount:
+                return False
+            why = due.metadata
+            try:
+                self._target.handle(
+                    due.stream_id,
+                    due.send.command,
+                    command_id=why.command_id,
+                    causation_id=why.causation_id,
+                    correlation_id=why.correlation_id,
+                    who=why.who,
+                )
+            except CommandRejectedError as refused:
+                _log.info("process %s: after %s: %s", self._name, why.causation_id, refused)
+        return True
+
+
+@dataclass(frozen=True)
+class _Due:
+    """A command whose time has come, and its row."""
+
+    row: tuple[int, int, int]
+    send: Send
+    metadata: Metadata
+
+    @property
+    def stream_id(self) -> str:
+        return self.send.stream_id
+
+
+class _Failures:
+    """The commands of one round that failed."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._first: Exception | None = None
+        self._where = ""
+        self._count = 0
+        self.streams: set[str] = set()
+
+    def add(self, row: tuple[int, int, int], due: _Due | None, error: Exception) -> None:
+        """Note a failure; ``due`` is None if the event did not say what to send."""
+        where = f"the event at offset {row[1]} of partition {row[0]}"
+        if due is not None:
+            self.streams.add(due.stream_id)
+            where = f"{due.metadata.causation_id}, for stream {due.stream_id!r}"
+        _log.warning("process %s: the command after %s failed: %r", self._name, where, error)
+        if self._first is None:
+            self._first, self._where = error, where
+        self._count += 1
+
+    def raise_first(self, sent: int) -> None:
+        """Raise the first failure, if there is one."""
+        if self._first is not None:
+            self._first.add_note(
+                f"process {self._name!r}: this is of the command after {self._where}. {self._count} commands "
+                f"failed, and are sent again by the next call; {sent} others were sent"
+            )
+            raise self._first
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -36,7 +37,7 @@ from millstream.kernels.code_digest import code_digest, digest
 from millstream.sourcing.aggregate import Folding
 from millstream.sourcing.event_types import EventTypes
 from millstream.sourcing.projection_target import ProjectionTables, open_target
-from millstream.sourcing.stored_event import LogPosition, RawEvent, SourcedEvent
+from millstream.sourcing.stored_event import LogPosition, SourcedEvent
 
 BATCH_EVENTS = 5000  # in one transaction
 LOOK_AGAIN_S = 0.01
@@ -95,11 +96,6 @@ class EventSource(Protocol):
 
     def reading(self, partition: int) -> Folding:
         """Return what reads the events of a partition."""
-
-
-def _name_of(event: SourcedEvent | RawEvent) -> str:
-    """Name an event as no other one is named: a log that went on otherwise has other commands."""
-    return f"{event.metadata.command_id}/{event.version}/{event.stream_id}"
 
 
 class _Moved(Exception):
@@ -215,8 +211,19 @@ class ProjectionRun:
         Raises:
             FencedError: the projection was rebuilt meanwhile; open it again.
         """
+        with self.writing() as tables:
+            tables.execute(statement, parameters)
+
+    @contextmanager
+    def writing(self) -> Iterator[ProjectionTables]:
+        """Yield the live tables in a transaction: until its end nobody else writes, in any process.
+
+        Raises:
+            FencedError: the projection was rebuilt meanwhile; open it again.
+            RetriableError: somebody else writes, and does not end.
+        """
         with self._target.transaction() as cursor:
-            self._own_tables(cursor).execute(statement, parameters)
+            yield self._own_tables(cursor)
 
     def forget(self, subject: str) -> str:
         """Remove what the tables have of a subject whose keys are destroyed; return what was done."""
@@ -283,7 +290,7 @@ class ProjectionRun:
             start, last = self._positions(cursor, generation).get(partition, (0, ""))
         self._compare(generation, partition, start, last)
         forgets = self._store.events.forgets()
-        batch = self._events_from(partition, start)
+        batch, identity = self._events_from(partition, start)
         if not batch:
             return 0
         with self._target.transaction() as cursor:
@@ -299,24 +306,29 @@ class ProjectionRun:
                 "INSERT INTO _millstream_positions VALUES (?, ?, ?, ?, ?) "
                 "ON CONFLICT (name, generation, partition_number) DO UPDATE SET "
                 "next_offset = excluded.next_offset, last_event = excluded.last_event",
-                (self._projection.name, generation, partition, end, _name_of(batch[-1])),
+                (self._projection.name, generation, partition, end, identity),
             )
         return len(batch)
 
-    def _events_from(self, partition: int, start: int) -> list[SourcedEvent]:
-        """Return the next events, at most a batch; those before one that cannot be read, if there are any."""
+    def _events_from(self, partition: int, start: int) -> tuple[list[SourcedEvent], str]:
+        """Return the next events, at most a batch, and the identity of the last one.
+
+        Those before one that cannot be read, if there are any.
+        """
         folding = self._store.reading(partition)
         low, end = folding.log.bounds()
         batch: list[SourcedEvent] = []
+        identity = ""
         if end <= max(start, low):
-            return batch
+            return batch, identity
         try:
             for event in islice(folding.log.read(max(start, low), end), BATCH_EVENTS):
-                batch.append(folding.sourced(event))  # noqa: PERF401 - some are kept
+                batch.append(folding.sourced(event))
+                identity = event.identity
         except MillstreamError:
             if not batch:
                 raise
-        return batch
+        return batch, identity
 
     def _compare(self, generation: int, partition: int, start: int, last: str) -> None:
         """Compare a position with the log, once.
@@ -342,7 +354,7 @@ class ProjectionRun:
         if not bounds[0] < start:
             return None
         found = next(log.read(start - 1, start), None)
-        there = "nothing" if found is None else _name_of(found)
+        there = "nothing" if found is None else found.identity
         return None if there == last else f"the log has {there} before it, and it was {last}"
 
     def _ahead(self, fault: str) -> ConfigError:

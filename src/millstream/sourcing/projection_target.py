@@ -18,6 +18,8 @@ from millstream.errors import ConfigError, RetriableError
 from millstream.views.address import postgres_address
 from millstream.views.postgres.connection import PostgresConnection
 
+LOCK_TIMEOUT_S = 60.0  # for another process to end its transaction
+
 
 class ProjectionTarget(ABC):
     """One database. Thread-safe: one transaction at a time."""
@@ -52,7 +54,7 @@ class SqliteProjectionTarget(ProjectionTarget):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._db = sqlite3.connect(
-                path, timeout=60, isolation_level=None, check_same_thread=False
+                path, timeout=LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
             )
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA secure_delete = ON")  # what is forgotten is overwritten
@@ -63,7 +65,13 @@ class SqliteProjectionTarget(ProjectionTarget):
     def transaction(self) -> Iterator[sqlite3.Cursor]:
         with self._lock:
             cursor = self._db.cursor()
-            cursor.execute("BEGIN IMMEDIATE")
+            try:
+                cursor.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                raise RetriableError(
+                    f"{self.shown} could not be written to: {error}. Another process has it, which may have been "
+                    "stopped in the middle; have it go on, or end it, and try again"
+                ) from error
             try:
                 yield cursor
             except BaseException:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -21,18 +21,20 @@ from millstream.client.log import EventLog
 from millstream.errors import CommandRejectedError, ConfigError, FencedError
 from millstream.log.murmur2 import murmur2
 from millstream.sourcing.aggregate import Folding
+from millstream.sourcing.command_queue import CommandQueue, OnConflict, PendingCommand
 from millstream.sourcing.decider import check_decider
 from millstream.sourcing.event_types import EventTypes
 from millstream.sourcing.excision import ForgetReport, check_subjects, forget_subjects
-from millstream.sourcing.folder_partition import FolderPartition
+from millstream.sourcing.folder_partition import FolderAppender, FolderPartition
 from millstream.sourcing.kafka_partition import KafkaPartition
-from millstream.sourcing.lane import Lane, OnConflict, PendingCommand
+from millstream.sourcing.lane import Lane
 from millstream.sourcing.partition_log import PartitionLog
 from millstream.sourcing.projection import Projection, ProjectionRun
 from millstream.sourcing.stored_event import LogPosition, Metadata, SourcedEvent, decode_event
-from millstream.sourcing.stream_index import StreamIndex
+from millstream.sourcing.stream_index import StreamIndex, index_folder, remove_deleted
 from millstream.sourcing.subject_keys import SubjectKeys
 
+_PARTITIONS_BEHIND_BROKERS = 4
 _KEPT_FOR_EVER = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
 
 
@@ -81,8 +83,9 @@ class EventStore:
             anything may read it.
         decider: :class:`millstream.Decider`, or an object with its three functions.
         events: The registered events.
-        partitions: Of the topic, if it is created. Commands of different partitions do not wait for each
-            other. It can never be changed, as streams would move.
+        partitions: Of the topic, if it is created; if not given, 1 in a folder and 4 behind brokers. In a folder
+            fewer need fewer syncs; behind brokers each has a writer, and more can be shared by more processes. It
+            can never be changed, as streams would move.
         keys: The file of the keys of personal fields; see :meth:`EventTypes.register` and :meth:`forget`.
             It is needed if there are such fields.
         index: A folder for the index, which is made from the log and may be deleted. For a log in a folder
@@ -107,7 +110,7 @@ class EventStore:
         decider: Any,
         events: EventTypes,
         *,
-        partitions: int = 4,
+        partitions: int | None = None,
         keys: str | Path | None = None,
         index: str | Path | None = None,
         snapshot_every: int | None = None,
@@ -131,12 +134,17 @@ class EventStore:
         self._index_folder = self._find_index_folder()
         self._keys = None if keys is None else SubjectKeys(keys)
         self.events = events.sealed_with(self._keys)
+        if partitions is None:
+            partitions = 1 if log.is_folder else _PARTITIONS_BEHIND_BROKERS
         info = log.create_topic(
             topic, partitions=partitions, settings=_KEPT_FOR_EVER, exist_ok=True
         )
         self._check_kept(topic)
         self.topic_id, self.partitions = info.topic_id, info.partitions
+        self.remove_deleted_indexes()
         self._lanes: dict[int, Lane] = {}
+        self._queues: dict[int, CommandQueue] = {}
+        self._appender: FolderAppender | None = None
         self._lock = threading.Lock()
         self._closed = False
         self._rejections = None
@@ -153,6 +161,15 @@ class EventStore:
             "a store over brokers needs a folder of this machine for its index, which is made from the log; "
             "give index='some-folder'"
         )
+
+    def remove_deleted_indexes(self) -> list[str]:
+        """Remove what the index folder has of topics that the log has no more; return their ids."""
+
+        def topic_ids() -> set[str]:
+            return {one.topic_id for one in self.log.topics().values()}
+
+        place = self._index_folder, self.log.identity
+        return remove_deleted(*place, self.topic_id, topic_ids)
 
     def _check_kept(self, topic: str) -> None:
         settings = self.log.topic_settings(topic)
@@ -211,7 +228,7 @@ class EventStore:
             raise ConfigError(
                 f"expected_version is {expected_version}; give 0 for a new stream, or more"
             )
-        given = uuid.uuid4().hex if command_id is None else _check_command_id(command_id)
+        given = os.urandom(16).hex() if command_id is None else _check_command_id(command_id)
         metadata = Metadata(given, causation_id, correlation_id, who, why)
         pending = PendingCommand(
             check_stream_id(stream_id),
@@ -220,9 +237,11 @@ class EventStore:
             expected_version,
             on_conflict,
             checks_repeats=command_id is not None,
+            nonce="" if command_id is None else os.urandom(8).hex(),
         )
         partition = self.partition_of(stream_id)
-        self.lane(partition).handle(pending)
+        lane = self.lane(partition)
+        self._queues[partition].handle(lane, pending)
         if pending.error is not None:
             if isinstance(pending.error, CommandRejectedError):
                 self._record_rejection(pending)
@@ -393,6 +412,8 @@ class EventStore:
 
     def partition_of(self, stream_id: str) -> int:
         """Return the partition of a stream: the one that Kafka's clients choose for this key."""
+        if self.partitions == 1:
+            return 0
         return (murmur2(stream_id.encode()) & 0x7FFFFFFF) % self.partitions
 
     def _checked_lane(self, stream_id: str) -> Lane:
@@ -422,14 +443,10 @@ class EventStore:
 
     def _open_lane(self, partition: int) -> Lane:
         with ExitStack() as undo:
-            log: PartitionLog
-            if isinstance(self.log, FolderLog):
-                log = FolderPartition(self.log, self.topic, partition, self.topic_id)
-            else:
-                log = KafkaPartition(self.log, self.topic, partition)
+            log, queue = self._open_log(partition)
             undo.callback(log.close)
-            path = self._index_folder / self.topic_id / f"{partition}.db"
-            index = StreamIndex(path, self.topic_id, self.partitions)
+            folder = index_folder(self._index_folder, self.log.identity, self.topic_id)
+            index = StreamIndex(folder / f"{partition}.db", self.topic_id, self.partitions)
             undo.callback(index.close)
             options = self._options
             folding = Folding(log, index, self.decider, self.events, options.snapshot_every)
@@ -444,7 +461,19 @@ class EventStore:
                 cache_max=options.cache,
             )
             undo.pop_all()
+        self._queues[partition] = queue
         return lane
+
+    def _open_log(self, partition: int) -> tuple[PartitionLog, CommandQueue]:
+        """Return the log of a partition, and the queue of its commands: in a folder one for all partitions."""
+        place = self.topic, partition, self.topic_id
+        if not isinstance(self.log, FolderLog):
+            behind_brokers = KafkaPartition(self.log, *place)
+            return behind_brokers, CommandQueue(behind_brokers.append_all)
+        if self._appender is None:
+            self._appender = FolderAppender(self.log)
+        queue = next(iter(self._queues.values()), None)
+        return FolderPartition(self.log, *place), queue or CommandQueue(self._appender.append_all)
 
     def close(self) -> None:
         """Close the store, before the log. Calling it again does nothing."""
@@ -454,6 +483,8 @@ class EventStore:
         with ExitStack() as closing:
             if self._keys is not None:
                 closing.callback(self._keys.close)  # last: callbacks run from the last to the first
+            if self._appender is not None:
+                closing.callback(self._appender.close)
             for lane in lanes.values():
                 closing.callback(lane.close)
             if self._rejections is not None:
@@ -477,11 +508,15 @@ def check_stream_id(stream_id: str) -> str:
     Raises:
         ConfigError: it is no text, or empty.
     """
-    if not isinstance(stream_id, str) or not stream_id:
+    if not isinstance(stream_id, str) or not stream_id or not _is_unicode(stream_id):
         raise ConfigError(
             f"the stream id {stream_id!r} is not possible; give a text, such as 'cart-17'"
         )
     return stream_id
+
+
+def _is_unicode(text: str) -> bool:
+    return text.isascii() or not any("\ud800" <= one <= "\udfff" for one in text)
 
 
 def _check_command_id(command_id: str) -> str:

@@ -3,9 +3,11 @@
 ::
 
     {"type": "item-added", "schema": 1, "stream": "cart-1", "version": 3, "command": "...",
-     "cause": "...", "correlation": "...", "who": "...", "why": "...", "data": {...}}
+     "nonce": "...", "cause": "...", "correlation": "...", "who": "...", "why": "...", "data": {...}}
 
-What was not given is left out. ``version`` counts the events of the stream from 1, without gaps.
+What was not given is left out. ``version`` counts the events of the stream from 1, without gaps. ``nonce`` is a random
+text beside an id that was given: a log that was restored may be sent the same commands again, and what rests on the
+events of before must see that these are others.
 """
 
 from __future__ import annotations
@@ -84,6 +86,16 @@ class RawEvent(NamedTuple):
         return _UNIX_ERA + timedelta(milliseconds=self.timestamp_ms)
 
     @property
+    def nonce(self) -> str:
+        """What tells it from an event of another log that has the same command; empty if its id does."""
+        return str(self.about.get("nonce", ""))
+
+    @property
+    def identity(self) -> str:
+        """What no other event has, even in a log that was restored and went on otherwise."""
+        return "/".join((self.nonce, self.command_id, str(self.version), self.stream_id))
+
+    @property
     def metadata(self) -> Metadata:
         """Why it is there."""
         found = self.about
@@ -101,10 +113,14 @@ _value_at = json.JSONDecoder().raw_decode
 """Returns the JSON value at a place of a text, and the place behind it."""
 
 
-def about_of(metadata: Metadata) -> dict[str, str]:
-    """Return what was given of a cause, under the names of the module."""
-    pairs = ((short, getattr(metadata, name)) for short, name in _OPTIONAL)
-    return {short: given for short, given in pairs if given is not None}
+def about_of(metadata: Metadata, nonce: str = "") -> dict[str, str]:
+    """Return what was given of a cause, and the nonce if there is one, under the names of the module."""
+    about = {"nonce": nonce} if nonce else {}
+    for short, name in _OPTIONAL:
+        given = getattr(metadata, name)
+        if given is not None:
+            about[short] = given
+    return about
 
 
 def encode_event(event: RawEvent) -> SimpleRecord:

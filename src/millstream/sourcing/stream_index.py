@@ -11,8 +11,10 @@ second adds only what is missing.
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import threading
+from collections.abc import Callable, Collection
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +22,8 @@ from typing import NamedTuple
 from millstream.errors import ConfigError
 
 FLUSH_RUNS = 5000  # read again at most, after a crash: some tens of milliseconds
-_FORMAT = 2
+_FORMAT = 3
+_OWNER = "log"  # the file that names the log
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS runs (
@@ -30,6 +33,36 @@ CREATE INDEX IF NOT EXISTS runs_by_command ON runs (command);
 CREATE TABLE IF NOT EXISTS snapshots (
     stream TEXT PRIMARY KEY, version INTEGER, timestamp_ms INTEGER, code TEXT, state BLOB) WITHOUT ROWID;
 """
+
+
+def index_folder(folder: Path, log_identity: str, topic_id: str) -> Path:
+    """Return the folder of a topic's index, made if it is missing; it says which log the topic is of."""
+    found = folder / topic_id
+    found.mkdir(parents=True, exist_ok=True)
+    (found / _OWNER).write_text(log_identity)
+    return found
+
+
+def remove_deleted(
+    folder: Path, log_identity: str, topic_id: str, topic_ids: Callable[[], Collection[str]]
+) -> list[str]:
+    """Remove the indexes of topics that a log has no more: they hold aggregate snapshots. Return their ids.
+
+    Args:
+        topic_id: Of a topic that the log has.
+        topic_ids: Returns the ids of all; called only if there are other indexes.
+    """
+    others = [
+        path.parent.name
+        for path in folder.glob(f"*/{_OWNER}")
+        if path.parent.name != topic_id and path.read_text() == log_identity
+    ]
+    # After the look: a topic is there before its index is.
+    there = topic_ids() if others else ()
+    gone = [one for one in others if one not in there]
+    for one in gone:
+        shutil.rmtree(folder / one, ignore_errors=True)
+    return gone
 
 
 class EventRun(NamedTuple):
@@ -58,13 +91,15 @@ class StoredSnapshot(NamedTuple):
 class LastEvent(NamedTuple):
     """The last event that an index knows, by which it is compared with the log.
 
-    A log that was restored and went on otherwise has another command here: its stream and version may be the same.
+    A log that was restored and went on otherwise has another command here, or the same one with another nonce: all
+    else may be the same, and what lies before it is not.
     """
 
     offset: int
     stream_id: str
     version: int
     command_id: str
+    nonce: str
 
 
 class StreamIndex:
@@ -134,6 +169,7 @@ class StreamIndex:
                 str(about["last_stream"]),
                 int(str(about["last_version"])),
                 str(about["last_command"]),
+                str(about["last_nonce"]),
             )
 
     # -- looking up ---------------------------------------------------------------------------
@@ -202,13 +238,17 @@ class StreamIndex:
 
     # -- changing -----------------------------------------------------------------------------
 
-    def add(self, stream_id: str, run: EventRun) -> None:
-        """Add a run that follows all others of its stream, and of the partition."""
+    def add(self, stream_id: str, run: EventRun, nonce: str) -> None:
+        """Add a run that follows all others of its stream, and of the partition.
+
+        Args:
+            nonce: Of its events.
+        """
         with self._lock:
             self._runs.setdefault(stream_id, []).append(run)
             self._unflushed += 1
             last_offset = run.first_offset + run.length - 1
-            self.last = LastEvent(last_offset, stream_id, run.last_version, run.command_id)
+            self.last = LastEvent(last_offset, stream_id, run.last_version, run.command_id, nonce)
             self.position = last_offset + 1
 
     def put_snapshot(self, stream_id: str, snapshot: StoredSnapshot) -> None:
@@ -255,6 +295,7 @@ class StreamIndex:
             ("last_stream", self.last.stream_id),
             ("last_version", self.last.version),
             ("last_command", self.last.command_id),
+            ("last_nonce", self.last.nonce),
         )
         self._db.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", rows)
 

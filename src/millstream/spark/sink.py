@@ -24,7 +24,7 @@ from millstream.views.commit.committer import BatchCommitter, BatchResult, colle
 from millstream.views.commit.time_status import time_status
 from millstream.views.position import merge_positions
 from millstream.views.runs.dead_letter_share import DeadLetterShare
-from millstream.views.runs.progress import Progress
+from millstream.views.runs.progress import Progress, largest_batch
 from millstream.views.runs.skew import SkewWatch
 from millstream.views.schema import JOB
 from millstream.views.staging import StagedRows
@@ -85,6 +85,7 @@ class CommitSink:
     _ended: float = field(default_factory=time.monotonic)
     _arrived_ms: dict[str, int] = field(default_factory=dict)  # topic/partition → last record read
     _time: dict[str, Any] | None = None  # the part of the last status about time
+    _largest: dict[str, Any] | None = None  # what the status says of the speed
 
     def __call__(self, frames: DataFrame, batch_id: int) -> None:
         try:
@@ -110,9 +111,12 @@ class CommitSink:
         progress = self._progress(result, batch_id)
         if self._time is None:
             self._time = self.committer.state_store.status(self.plan.app, JOB)
+            self._largest = self._time.get("largest_batch")
         time_part = time_status(self._time, self.plan, result, batch_id, progress.at)
+        self._largest = largest_batch(self._largest, progress)
         status = {
             **progress.to_dict(),
+            "largest_batch": self._largest,
             "forgotten_producers": result.forgotten_producers,
             "gauges": result.gauges,
             **time_part,

@@ -7,6 +7,5 @@ contract of a reader, `reader.py` has :func:`millstream.view`. `state_store/` is
 """
 
 from millstream.views import panels
-from millstream.views.reader import View, view
 
-__all__ = ["View", "panels", "view"]
+__all__ = ["panels"]

@@ -200,26 +200,27 @@ def partial_note(spans: Sequence[CoverageSpan]) -> str | None:
     notes = []
     if spans[0].since is not None:
         notes.append(
-            f"is written since {_format_boundary(spans[0].since)}; what came out before is missing"
+            f"is written since {format_boundary(spans[0].since)}; what came out before is missing"
         )
     for before, after in pairwise(spans):
         assert before.until is not None
         assert after.since is not None
         if _is_adjacent(before, after):
-            notes.append(f"was declared differently before {_format_boundary(after.since)}")
+            notes.append(f"was declared differently before {format_boundary(after.since)}")
         else:
             notes.append(
-                f"was not written from {_format_boundary(before.until)} to "
-                f"{_format_boundary(after.since)}; what came out or was taken back then is missing"
+                f"was not written from {format_boundary(before.until)} to "
+                f"{format_boundary(after.since)}; what came out or was taken back then is missing"
             )
     if spans[-1].until is not None:
         notes.append(
-            f"is no longer written since {_format_boundary(spans[-1].until)}, when the app left it out"
+            f"is no longer written since {format_boundary(spans[-1].until)}, when the app left it out"
         )
     return "; it ".join(notes)
 
 
-def _format_boundary(boundary: BatchBoundary) -> str:
+def format_boundary(boundary: BatchBoundary) -> str:
+    """Return a text that says where a boundary is: its time, batch, and position of the log."""
     read = [
         f"{topic}/{partition} {offset}"
         for topic, offsets in boundary.position.items()

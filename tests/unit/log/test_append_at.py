@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import EndMovedError, MillstreamError
+from millstream.errors import EndMovedError, MillstreamError, TopicRecreatedError
 from millstream.log.batch import EncodedBatch, ProducerStamp, stamp
 from millstream.log.encoding import SimpleRecord, encode_records
 from millstream.log.group_commit import PendingAppend
 from millstream.log.reader import LogReader
 from millstream.log.writer import LogWriter
 from millstream.ownership.frames import error_from_plain
-from millstream.ownership.requests import append_request, handle_request
+from millstream.ownership.requests import append_request, excise_request, handle_request
 from millstream.record import TopicPartition
 
 NAME = TopicPartition("t", 0)
@@ -91,3 +91,25 @@ def test_what_is_written_and_not_yet_seen_counts(tmp_path: Path, durability) -> 
         assert isinstance(append_at(writer, 0, b"y"), EndMovedError)
         assert LogReader(tmp_path).offsets("t") == [(0, 1)]  # it was synced with the refusal
         assert append_at(writer, 1, b"y") == 1
+
+
+def test_an_append_for_a_topic_of_another_id_is_refused_also_through_the_owner(
+    tmp_path: Path,
+) -> None:
+    with LogWriter(tmp_path) as writer:
+        old = writer.create_topic("t").topic_id
+        writer.delete_topic("t")
+        new = writer.create_topic("t").topic_id
+        late = PendingAppend(NAME, batch(b"x"), expected_end=0, topic_id=old)
+        writer.commit([late])
+        assert isinstance(late.error, TopicRecreatedError)
+        stamped = stamp(batch(b"x"), ProducerStamp(9, 0, 0), transactional=False)
+        request = append_request([(NAME, stamped)], "synced", [0], [old])
+        (refused,) = handle_request(writer, request)
+        assert isinstance(error_from_plain(refused), TopicRecreatedError)
+        with pytest.raises(TopicRecreatedError):
+            handle_request(writer, excise_request(NAME, {0: b"y"}, old))
+        assert handle_request(writer, append_request([(NAME, stamped)], "synced", [0], [new])) == [
+            0
+        ]
+    assert LogReader(tmp_path).offsets("t") == [(0, 1)]

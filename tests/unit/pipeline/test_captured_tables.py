@@ -217,6 +217,95 @@ def test_a_column_that_is_added_is_followed(tmp_path):
     assert out["people"]["age"].to_list() == [7, 7, 7, 8]
 
 
+@pytest.mark.parametrize("partitions", [1, 4, 7])
+def test_a_table_that_is_emptied_is_so_once_though_each_partition_says_it(tmp_path, partitions):
+    shop = Shop(tmp_path, 1, partitions)
+    shop.caught_up()
+    shop.transact()
+    shop.capture(name="shop").reread("accounts", "people")
+    shop.caught_up()
+    shop.transact()
+    shop.caught_up()
+    app, accounts, people = app_of(shop)
+    accounts.view("accounts")
+    people.view("people")
+    inputs = shop.inputs()
+    emptied = [
+        row.partition
+        for row in inputs["shop.main.people"]
+        if row.values and b'"op":"t"' in row.values
+    ]
+    assert emptied == list(range(partitions))
+    for batches in (1, 5, 9):
+        out = testing.run(app, inputs, partitions=partitions, batches=batches, seed=batches)
+        assert sorted(out["accounts"].rows(), key=repr) == shop.rows("SELECT * FROM accounts")
+        assert sorted(out["people"].rows(), key=repr) == shop.rows("SELECT * FROM people")
+        assert out.dead.height == 0
+
+
+def keyed_twice(tmp_path):
+    """A table whose rows only both columns of its key tell apart."""
+    shop = Shop(tmp_path, 1)
+    with shop.connect() as db:
+        db.execute("CREATE TABLE lines (part TEXT, id INTEGER, n REAL, PRIMARY KEY (part, id))")
+        db.execute("INSERT INTO lines VALUES ('a,\"id\":', 1, 1), ('b', 1, 2), ('b', 2, 3)")
+    return shop
+
+
+def test_a_key_that_is_not_the_databases_is_refused_when_it_is_declared(tmp_path):
+    shop = keyed_twice(tmp_path)
+    shop.caught_up()
+    app = ms.App("bank", log=shop.log)
+    schema = {"part": str, "id": int}
+    with pytest.raises(ConfigError, match="the key id, and its database has the key part, id"):
+        app.table("lines", schema, key="id", capture=shop.capture(name="shop"))
+    app.table("lines", schema, key=["id", "part"], capture=shop.capture(name="shop"))
+
+
+def test_a_key_that_is_not_the_databases_stops_an_app_that_was_there_before(tmp_path):
+    shop = keyed_twice(tmp_path)
+    app = ms.App("bank", log=shop.log)
+    schema = {"part": str, "id": int}
+    app.table("main.lines", schema, key="id", capture="shop").view("lines")
+    shop.caught_up()
+    with pytest.raises(BadRecordError, match=r"is part, id, and it is declared with the key id"):
+        testing.run(app, shop.inputs("shop.main.lines", "shop.transaction"), partitions=1)
+
+
+def test_key_and_columns_are_those_of_the_database_where_none_are_given(tmp_path):
+    shop = keyed_twice(tmp_path)
+    with pytest.raises(ConfigError, match=r"has no key, and .* has no definition of it"):
+        ms.App("bank", log=shop.log).table("main.lines", capture="shop")
+    with pytest.raises(ConfigError, match="Only a table of a capture has one by itself"):
+        ms.App("bank", log=shop.log).table("lines", schema={"id": int})
+    shop.caught_up()
+    app = ms.App("bank", log=shop.log)
+    app.table("main.lines", capture="shop").view("lines")
+    shop.transact()
+    with shop.connect() as db:
+        db.execute("UPDATE lines SET id = 7 WHERE part = 'b' AND id = 1")
+        db.execute("DELETE FROM lines WHERE id = 2")
+    shop.caught_up()
+    inputs = shop.inputs("shop.main.lines", "shop.transaction")
+    out = testing.run(app, inputs, batches=2, partitions=1)
+    assert out["lines"].schema == {"part": pl.String, "id": pl.Int64, "n": pl.Float64}
+    assert sorted(out["lines"].rows(), key=repr) == shop.rows("SELECT * FROM lines")
+
+
+def test_a_table_whose_key_becomes_another_stops_the_app(tmp_path):
+    shop = keyed_twice(tmp_path)
+    shop.caught_up()
+    app = ms.App("bank", log=shop.log)
+    app.table("main.lines", capture="shop").view("lines")
+    with shop.connect() as db:
+        db.execute("DROP TABLE lines")
+        db.execute("CREATE TABLE lines (part TEXT, id INTEGER PRIMARY KEY, n REAL)")
+        db.execute("INSERT INTO lines VALUES ('a', 5, 1)")
+    shop.caught_up()
+    with pytest.raises(BadRecordError, match="is id, and it is declared with the key part, id"):
+        testing.run(app, shop.inputs("shop.main.lines", "shop.transaction"), partitions=1)
+
+
 def test_what_is_no_capture_of_the_apps_log_is_refused(tmp_path):
     app = ms.App("bank", log=tmp_path)
     url = f"sqlite:///{tmp_path}/shop.db"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import millstream as ms
 from millstream.sourcing.store import EventStore
@@ -47,6 +49,20 @@ ACCOUNT = ms.Decider(initial=Balance, decide=decide, evolve=evolve, state=Balanc
 
 def open_store(log: ms.EventLog, **options) -> EventStore:
     return EventStore(log, "ledger", ACCOUNT, event_types(), **{"partitions": 2, **options})
+
+
+def before_its_append(store: EventStore, monkeypatch: Any, action: Callable[[], object]) -> None:
+    """Have something happen between the next decision of a store's first partition and its append."""
+    store.lane(0)
+    queue = store._queues[0]
+    append = queue._append
+
+    def late(appends: Any) -> Any:
+        monkeypatch.setattr(queue, "_append", append)
+        action()
+        return append(appends)
+
+    monkeypatch.setattr(queue, "_append", late)
 
 
 def model(commands: list[tuple[str, list[int]]]) -> dict[str, tuple[int, int]]:

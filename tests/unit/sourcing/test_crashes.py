@@ -11,14 +11,15 @@ from unit.sourcing.ledger import ACCOUNT, event_types
 
 from millstream.errors import MillstreamError
 from millstream.log.control import ControlDb
-from millstream.log.encoding import SimpleRecord, encode_records
+from millstream.log.encoding import encode_records
 from millstream.log.group_commit import PendingAppend
 from millstream.log.reader import LogReader
 from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
 from millstream.sourcing.aggregate import Folding
-from millstream.sourcing.lane import Lane, PendingCommand
-from millstream.sourcing.partition_log import COLUMNS, events_of
+from millstream.sourcing.command_queue import CommandQueue, PendingCommand
+from millstream.sourcing.lane import Lane
+from millstream.sourcing.partition_log import COLUMNS, Append, events_of
 from millstream.sourcing.stored_event import Metadata, RawEvent
 from millstream.sourcing.stream_index import EventRun, StreamIndex
 from millstream.testing.disk import SimulatedCrash, SimulatedDisk
@@ -29,7 +30,7 @@ FOLDER = Path("/log")
 class DiskPartition:
     """A partition whose log is on a simulated disk."""
 
-    exclusive, topic, partition = False, "ledger", 0
+    exclusive, topic, topic_id, partition = False, "ledger", "id", 0
 
     def __init__(self, disk: SimulatedDisk, control: ControlDb) -> None:
         self.writer = LogWriter(
@@ -49,14 +50,13 @@ class DiskPartition:
         batches = self._reader.read("ledger", 0, start, end, columns=COLUMNS)
         return events_of("ledger", 0, batches, runs)
 
-    def append(self, records: Sequence[SimpleRecord], expected_end: int) -> int:
+    def append_all(self, appends: Sequence[Append]) -> list[int | MillstreamError]:
+        (one,) = appends
         append = PendingAppend(
-            TopicPartition("ledger", 0), encode_records(records), expected_end=expected_end
+            TopicPartition("ledger", 0), encode_records(one.records), expected_end=one.expected_end
         )
         self.writer.commit([append])
-        if append.error is not None:
-            raise append.error
-        return append.offset
+        return [append.offset if append.error is None else append.error]
 
     def close(self) -> None:
         """The process dies."""
@@ -83,7 +83,8 @@ COMMANDS = [(f"c{at}", "ab"[at % 2], [at + 1, 1][: 1 + at % 2]) for at in range(
 
 def send(lane: Lane, command_id: str, stream_id: str, amounts: list[int]) -> PendingCommand:
     pending = PendingCommand(stream_id, amounts, Metadata(command_id))
-    lane.handle(pending)
+    assert isinstance(lane.log, DiskPartition)
+    CommandQueue(lane.log.append_all).handle(lane, pending)
     if pending.error is not None:
         raise pending.error
     return pending

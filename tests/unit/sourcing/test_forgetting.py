@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 import threading
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from unit.sourcing.club import (
@@ -251,7 +253,7 @@ def test_what_was_sealed_as_one_field_opens_as_no_other(tmp_path: Path) -> None:
 
     keys = SubjectKeys(tmp_path / "keys.db")
     with_keys = types.sealed_with(keys)
-    _, fields, _ = with_keys.encode(ADA)
+    fields = with_keys.encode(ADA).fields
     assert with_keys.decode("joined", 1, fields, "here") == ADA
     swapped = {**fields, "name": fields["email"], "email": fields["name"]}
     with pytest.raises(ms.MillstreamError, match="its bytes were changed"):
@@ -286,3 +288,83 @@ def test_no_file_of_keys_can_be_read_by_other_users(tmp_path: Path) -> None:
     keys.close()
     assert "keys.db-wal" in rights
     assert set(rights.values()) == {0o600}
+
+
+def test_what_is_sealed_is_not_read_without_keys(log: ms.EventLog, tmp_path: Path) -> None:
+    """The declaration was removed, and the keys with it; the fields are sealed in the log."""
+    with open_club(log, tmp_path) as store:
+        store.handle("london", ADA)
+    plain = ms.EventTypes()
+    plain.register("joined")(Joined)
+    with EventStore(log, "club", CLUB, plain) as store:
+        for read in (
+            lambda: store.load("london"),
+            lambda: list(store.history("london")),
+            lambda: list(store.subscribe(follow=False)),
+        ):
+            with pytest.raises(
+                ms.ConfigError, match="'name' of the event 'joined' of version 1 at"
+            ):
+                read()
+        assert store.handle("paris", BOB).version == 1
+
+
+@dataclass(frozen=True)
+class JoinedNow:
+    member: str
+    full_name: str
+
+
+@pytest.mark.parametrize("says", [False, True])
+@pytest.mark.parametrize("remove", [False, True])
+def test_a_personal_field_that_was_renamed_is_read_as_it_was_declared_once_forgotten(
+    log: ms.EventLog, tmp_path: Path, says: bool, remove: bool
+) -> None:
+    with open_club(log, tmp_path) as store:
+        store.handle("london", ADA)
+        store.handle("paris", BOB)
+    now = ms.EventTypes()
+    declared = {"personal": {"name": "nobody", "email": ""}} if says else {}
+    now.register("joined", version=2, subject="member", personal={"full_name": "?"})(JoinedNow)
+    now.upcaster("joined", from_version=1, **declared)(
+        lambda old: {"member": old["member"], "full_name": old["name"]}
+    )
+    decider = ms.Decider(list, lambda new, _: [new], lambda state, event: [*state, event])
+    with EventStore(log, "club", decider, now, keys=tmp_path / "apart/keys.db") as store:
+        assert store.load("london").state == [JoinedNow("m1", SECRETS[0])]
+        store.handle("rome", JoinedNow("m1", SECRETS[0]))
+        store.forget("m1", remove=remove)
+        assert store.load("rome").state == [JoinedNow("m1", "?")]
+        assert store.load("paris").state == [JoinedNow("m2", "Bob")]
+        if says:
+            assert store.load("london").state == [JoinedNow("m1", "nobody")]
+        else:
+            with pytest.raises(ms.ConfigError, match="nothing says what it is read as"):
+                store.load("london")
+
+
+def test_personal_fields_of_an_earlier_version_need_keys_too(log: ms.EventLog) -> None:
+    now = ms.EventTypes()
+    now.register("joined", version=2)(Joined)
+    now.upcaster("joined", from_version=1, subject="member", personal={"name": ""})(dict)
+    with pytest.raises(ms.ConfigError, match="'joined' have personal fields; give the store"):
+        EventStore(log, "club", CLUB, now)
+
+
+@pytest.mark.parametrize("subject", [True, None, "", 1.5, ["m1"]])
+def test_a_subject_that_is_nobody_is_refused_and_nothing_is_stored(
+    log: ms.EventLog, tmp_path: Path, subject: object
+) -> None:
+    types = ms.EventTypes()
+    register = types.register("noted", subject="member", personal={"name": ""})
+    register(make_dataclass("Noted", [("member", Any), ("name", str)], frozen=True))
+    kind = next(iter(types._by_class))
+    decider = ms.Decider(list, lambda new, _: [new], lambda state, event: [*state, event.member])
+    with EventStore(log, "n", decider, types, keys=tmp_path / "k.db", partitions=1) as store:
+        with pytest.raises(ms.ConfigError, match="the subject 'member' of an event 'noted' is"):
+            store.handle("a", kind(subject, "Ada"))
+        assert log.offsets("n") == [(0, 0)]
+        store.handle("a", kind(1, "Ada"))
+        store.handle("a", kind("True", "Bob"))
+        store.forget("1")
+        assert [event.data.name for event in store.history("a")] == ["", "Bob"]

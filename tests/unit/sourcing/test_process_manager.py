@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from unit.sourcing.example import load_example
+from unit.sourcing.ledger import ACCOUNT, Balance, event_types
 
 import millstream as ms
+from millstream.sourcing import projection_target
+from millstream.sourcing.aggregate import Folding
 from millstream.sourcing.store import EventStore
+from millstream.testing.disk import SimulatedCrash
 
 cinema = load_example("cinema")
 CINEMA, events, expire_holds = cinema.CINEMA, cinema.events, cinema.expire_holds
@@ -88,10 +93,17 @@ def test_a_crash_before_or_after_the_command_sends_it_once_in_effect(
 ) -> None:
     seats.handle("A7", Hold("ada"))
     now_ms[0] += 11 * MINUTE_MS
-    for name in ("handle", "execute"):
+    handle = seats.handle
+    for handles in (False, True):
+
+        def die(*given, handles=handles, **more):
+            if handles:
+                handle(*given, **more)
+            raise SimulatedCrash
+
         with manager(seats, tmp_path, now_ms) as expiry, monkeypatch.context() as patch:
-            patch.setattr(seats if name == "handle" else expiry._run, name, lambda *_, **__: 1 / 0)
-            with pytest.raises(ZeroDivisionError):
+            patch.setattr(seats, "handle", die)
+            with pytest.raises(SimulatedCrash):
                 expiry.run_due()
     with manager(seats, tmp_path, now_ms) as expiry:
         assert (expiry.run_due(), expiry.run_due()) == (1, 0)
@@ -113,6 +125,182 @@ def test_a_process_that_was_changed_is_refused_until_it_is_rebuilt(
     with manager(seats, tmp_path, now_ms, sooner, rebuild=True) as expiry:
         assert expiry.run_due() == 1
     assert kinds(seats) == ["seat-held", "hold-expired"]
+
+
+def test_a_command_that_fails_holds_up_only_its_own_stream(
+    seats, tmp_path: Path, now_ms, monkeypatch
+) -> None:
+    for seat in ("A1", "A2", "A3"):
+        seats.handle(seat, Hold("ada"))
+    seats.handle("A1", Confirm("ada"))
+    handle, sent = seats.handle, []
+
+    def fail(stream_id, command, **more):
+        sent.append(stream_id)
+        if stream_id == "A1":
+            raise ZeroDivisionError
+        return handle(stream_id, command, **more)
+
+    def twice(event):
+        return [one for one in expire_holds(event) for _ in range(2)]
+
+    now_ms[0] += 11 * MINUTE_MS
+    with manager(seats, tmp_path, now_ms, twice) as expiry:
+        with monkeypatch.context() as patch:
+            patch.setattr(seats, "handle", fail)
+            with pytest.raises(ZeroDivisionError) as failed:
+                expiry.run_due()
+        assert sorted(sent) == [
+            "A1",
+            "A2",
+            "A2",
+            "A3",
+            "A3",
+        ]  # the second of A1 waits for the first
+        (note,) = failed.value.__notes__
+        assert "the command after A1/1, for stream 'A1'. 1 commands failed" in note
+        assert "4 others were sent" in note
+        assert (expiry.run_due(), expiry.run_due()) == (2, 0)
+
+
+def test_an_event_that_cannot_be_read_any_more_holds_up_no_other_command(
+    seats, tmp_path: Path, now_ms, monkeypatch
+) -> None:
+    for seat in ("A1", "A2"):
+        seats.handle(seat, Hold("ada"))
+    now_ms[0] += 11 * MINUTE_MS
+    with manager(seats, tmp_path, now_ms) as expiry:
+        expiry._run.catch_up()
+
+        sourced = Folding.sourced
+
+        def unreadable(folding, event):
+            if event.stream_id == "A1":
+                raise ms.ConfigError("unknown")
+            return sourced(folding, event)
+
+        monkeypatch.setattr(Folding, "sourced", unreadable)
+        with pytest.raises(ms.ConfigError, match="unknown") as failed:
+            expiry.run_due()
+        assert "the event at offset 0 of partition" in failed.value.__notes__[0]
+        monkeypatch.undo()
+        assert [event.type for event in seats.history("A2")] == ["seat-held", "hold-expired"]
+
+
+def test_without_a_connection_nothing_more_is_tried(
+    seats, tmp_path: Path, now_ms, monkeypatch
+) -> None:
+    tried = []
+
+    def unreachable(stream_id, *_, **__):
+        tried.append(stream_id)
+        raise ms.RetriableError("no broker responds")
+
+    for seat in ("A1", "A2"):
+        seats.handle(seat, Hold("ada"))
+    now_ms[0] += 11 * MINUTE_MS
+    with manager(seats, tmp_path, now_ms) as expiry:
+        with monkeypatch.context() as patch:
+            patch.setattr(seats, "handle", unreachable)
+            with pytest.raises(ms.RetriableError):
+                expiry.run_due()
+        assert len(tried) == 1
+        assert expiry.run_due() == 2
+
+
+@dataclass(frozen=True)
+class Asked:
+    n: int
+
+
+@dataclass(frozen=True)
+class Opened:
+    n: int
+
+
+def test_a_manager_that_was_stopped_sends_nothing_that_another_one_has_sent(
+    log: ms.EventLog, tmp_path: Path, monkeypatch
+) -> None:
+    """A command that was refused has no events, so its id alone would not tell that it was decided."""
+    types = ms.EventTypes()
+    types.register("asked")(Asked)
+    types.register("opened")(Opened)
+
+    def decide(command, opened):
+        if isinstance(command, Asked) and command.n == 1 and not opened:
+            raise ms.CommandRejectedError("it is closed")
+        return [command]
+
+    decider = ms.Decider(bool, decide, lambda state, event: state or isinstance(event, Opened))
+
+    def react(event):
+        return [ms.Send("door", Asked(1))] if event.stream_id == "visitor" else []
+
+    with EventStore(log, "doors", decider, types) as store:
+        store.handle("visitor", Asked(0))
+
+        def open_manager():
+            return ms.ProcessManager("knock", store, react, state=tmp_path / "k.db")
+
+        with open_manager() as stopped, open_manager() as other:
+            stopped._run.catch_up()
+            query = stopped._run.query
+
+            def stop_after_the_look(*given):
+                rows = query(*given)
+                assert other.run_due() == 1  # refused
+                store.handle("door", Opened(1))
+                return rows
+
+            monkeypatch.setattr(stopped._run, "query", stop_after_the_look)
+            assert stopped.run_due() == 0
+        assert [event.type for event in store.history("door")] == ["opened"]
+
+
+def test_a_manager_that_is_stopped_while_it_sends_keeps_the_others_from_sending(
+    seats, tmp_path: Path, now_ms, monkeypatch
+) -> None:
+    seats.handle("A7", Hold("ada"))
+    now_ms[0] += 11 * MINUTE_MS
+    handle, sent = seats.handle, []
+    monkeypatch.setattr(projection_target, "LOCK_TIMEOUT_S", 0.05)
+
+    with manager(seats, tmp_path, now_ms) as stopped, manager(seats, tmp_path, now_ms) as other:
+        stopped._run.catch_up()
+
+        def stop_in_the_middle(*given, **more):
+            sent.append(given)
+            with pytest.raises(ms.RetriableError, match="Another process has it"):
+                other.run_due()
+            return handle(*given, **more)
+
+        monkeypatch.setattr(seats, "handle", stop_in_the_middle)
+        assert (stopped.run_due(), other.run_due()) == (1, 0)
+    assert len(sent) == 1
+    assert kinds(seats) == ["seat-held", "hold-expired"]
+
+
+def test_commands_that_follow_from_two_sources_are_two_commands(
+    log: ms.EventLog, tmp_path: Path
+) -> None:
+    def react(event):
+        return [ms.Send("bank", [event.data.amount])]
+
+    with (
+        EventStore(log, "till-1", ACCOUNT, event_types()) as one,
+        EventStore(log, "till-2", ACCOUNT, event_types()) as two,
+        EventStore(log, "bank", ACCOUNT, event_types()) as bank,
+    ):
+        for source, amount in ((one, 5), (two, 7)):
+            source.handle("monday", [amount])
+            state = tmp_path / f"{source.topic}.db"
+            with ms.ProcessManager("pay_in", source, react, state=state, target=bank) as pay_in:
+                assert pay_in.run_due() == 1
+            with ms.ProcessManager(
+                "pay_in", source, react, state=state, target=bank, rebuild=True
+            ) as pay_in:
+                assert pay_in.run_due() == 1  # a repeat
+        assert bank.load("bank").state == Balance(12, 2)
 
 
 def test_the_example_says_what_happened(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -203,3 +204,80 @@ def test_other_programs_read_the_tables(filled: EventStore, tmp_path: Path) -> N
         reader = sqlite3.connect(tmp_path / "v.db")
         assert reader.execute(ALL).fetchall() == truth(filled)
         reader.close()
+
+
+def test_a_live_subscription_yields_what_is_appended_after_it_began(filled: EventStore) -> None:
+    seen: queue.Queue[tuple[str, int]] = queue.Queue()
+    positions = {number: end for number, (_, end) in enumerate(filled.log.offsets(filled.topic))}
+    subscription = filled.subscribe(positions)
+
+    def follow() -> None:
+        for event in subscription:
+            seen.put((event.stream_id, event.version))
+            if event.stream_id == "last":
+                return
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    for at in range(5):
+        filled.handle(f"new{at}", [1, 2])
+        assert [seen.get(timeout=30) for _ in range(2)] == [(f"new{at}", 1), (f"new{at}", 2)]
+    filled.handle("last", [1])
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_independent_views_of_one_stream_are_at_positions_of_their_own(
+    filled: EventStore, into: str, tmp_path: Path
+) -> None:
+    other = ms.Projection("other", {"others": COLUMNS["totals"]}, add_to_others)
+    with (
+        filled.project(TOTALS, into) as one,
+        filled.project(other, into) as two,
+        filled.project(TOTALS, tmp_path / "elsewhere.db") as three,
+    ):
+        one.catch_up()
+        assert (two.positions(), three.positions()) == ({}, {})
+        filled.handle("a0", [1])
+        two.catch_up()
+        with filled.project(other, into, rebuild=True):
+            pass
+        now = truth(filled)
+        assert two.query("SELECT account, total FROM others ORDER BY 1") == now
+        assert one.query(ALL) != now
+        three.catch_up()
+        one.catch_up()
+        assert one.query(ALL) == three.query(ALL) == now
+
+
+def add_to_others(event, tables) -> None:
+    tables.execute(
+        f"INSERT INTO {{others}} AS t VALUES ('{event.stream_id}', {event.data.amount}) "
+        "ON CONFLICT (account) DO UPDATE SET total = t.total + excluded.total"
+    )
+
+
+def test_readers_see_no_gap_while_a_projection_is_rebuilt(
+    filled: EventStore, tmp_path: Path
+) -> None:
+    views, rebuilt, found = tmp_path / "v.db", threading.Event(), []
+
+    def read() -> None:
+        reader = sqlite3.connect(views, timeout=60)
+        while not rebuilt.is_set():
+            found.append(reader.execute(ALL).fetchall())
+        found.append(reader.execute(ALL).fetchall())
+        reader.close()
+
+    with filled.project(TOTALS, views) as view:
+        view.catch_up()
+    reading = threading.Thread(target=read)
+    reading.start()
+    for projection in (DOUBLED, TOTALS, DOUBLED):
+        filled.project(projection, views, rebuild=True).close()
+    rebuilt.set()
+    reading.join(60)
+    single = truth(filled)
+    doubled = [(name, 2 * total) for name, total in single]
+    assert found[-1] == doubled
+    assert all(one in (single, doubled) for one in found)

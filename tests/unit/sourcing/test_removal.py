@@ -208,8 +208,9 @@ class EnteredNow:
     name: str
 
 
-def test_earlier_versions_whose_subject_has_another_name_are_said(
-    log: ms.EventLog, tmp_path: Path
+@pytest.mark.parametrize("says", [False, True])
+def test_earlier_versions_whose_subject_has_another_name_are_said_or_emptied_if_declared(
+    log: ms.EventLog, tmp_path: Path, says: bool
 ) -> None:
     before = EventTypes()
     before.register("entered")(Entered)
@@ -220,12 +221,16 @@ def test_earlier_versions_whose_subject_has_another_name_are_said(
     now = EventTypes()
     register = now.register("entered", version=2, subject="member", personal={"name": ""})
     register(EnteredNow)
-    now.upcaster("entered", from_version=1)(
+    declared = {"subject": "user", "personal": {"name": "?"}} if says else {}
+    now.upcaster("entered", from_version=1, **declared)(
         lambda old: {"member": old["user"], "name": old["name"]}
     )
     with EventStore(log, "club", decider, now, keys=tmp_path / "keys.db") as store:
         report = store.forget("m1", remove=True)
-    assert any("1 events of earlier versions name a subject" in one for one in report.remaining)
+        names = [event.data.name for event in store.history("london")]
+    assert any("1 events of earlier versions" in one for one in report.remaining) is not says
+    assert names == (["?", "Bob"] if says else [SECRETS[0], "Bob"])
+    assert bool(files_with(tmp_path, SECRETS[0])) is not says
 
 
 @dataclass(frozen=True)
@@ -234,23 +239,68 @@ class JoinedNow:
     full_name: str
 
 
-def test_earlier_versions_whose_fields_have_other_names_are_said(
-    log: ms.EventLog, tmp_path: Path
+@pytest.mark.parametrize("says", [False, True])
+def test_earlier_versions_whose_fields_have_other_names_are_said_or_emptied_if_declared(
+    log: ms.EventLog, tmp_path: Path, says: bool
 ) -> None:
     before = EventTypes()
     before.register("joined")(Joined)
     with EventStore(log, "club", CLUB, before) as store:
         store.handle("london", ADA)
     now = EventTypes()
+    declared = {"personal": {"name": "?", "email": ""}} if says else {}
     register = now.register("joined", version=2, subject="member", personal={"full_name": ""})
     register(JoinedNow)
-    now.upcaster("joined", from_version=1)(
+    now.upcaster("joined", from_version=1, **declared)(
         lambda old: {"member": old["member"], "full_name": old["name"]}
     )
     decider = ms.Decider(list, lambda new, _: [new], lambda state, event: [*state, event])
     with EventStore(log, "club", decider, now, keys=tmp_path / "keys.db") as store:
         report = store.forget("m1", remove=True)
-    assert any("1 events of earlier versions name a subject" in one for one in report.remaining)
+        assert next(store.history("london")).data.full_name == ("?" if says else SECRETS[0])
+    assert any("1 events of earlier versions" in one for one in report.remaining) is not says
+    assert bool(files_with(tmp_path, SECRETS[0])) is not says
+
+
+@pytest.mark.parametrize(
+    ("subject", "stream", "command", "emptied"),
+    [
+        ("1", "hall-1", {"seats": 1, "note": "1 of 1"}, False),
+        ("1", "hall", {"member": 1}, True),
+        ("1", "hall", {"member": "1"}, True),
+        ("1", "hall", {"deep": [{"friend": "1"}]}, True),
+        ("1", "1", {}, True),
+        ("ada", "hall", {"mail": "ada@example.org"}, False),
+        ("ada", "ada-2", {"file": "c/ada/x"}, False),
+        ("ada", "hall", {"note": "for ada."}, True),
+        ("ada@example.org", "hall", {"note": "write to ada@example.org."}, True),
+        ("a.b", "hall", {"note": "x.a.b and a.b.c"}, False),
+    ],
+)
+def test_only_refused_commands_that_name_the_subject_are_emptied(
+    log: ms.EventLog, tmp_path: Path, subject: str, stream: str, command: dict, emptied: bool
+) -> None:
+    club = ms.Decider(dict, refuse_all, CLUB.evolve)
+    options = {"keys": tmp_path / "apart/keys.db", "rejections": "record"}
+    with EventStore(log, "club", club, event_types(), **options) as store:
+        with pytest.raises(ms.CommandRejectedError):
+            store.handle(stream, {"reason": "no", **command})
+        report = store.forget(subject, remove=True)
+    (record,) = log.consumer("club.rejections", follow=False)
+    assert (record.json()["command"] is None) is emptied
+    said = any("1 refused commands have the number of a subject" in one for one in report.remaining)
+    assert said is (stream == "hall-1")
+
+
+def test_events_of_types_that_are_not_registered_are_said(log: ms.EventLog, tmp_path: Path) -> None:
+    before = EventTypes()
+    before.register("entered")(Entered)
+    decider = ms.Decider(list, lambda new, _: [new], lambda state, event: [*state, event])
+    with EventStore(log, "club", decider, before) as store:
+        store.handle("london", Entered("m1", SECRETS[0]))
+    with EventStore(log, "club", decider, event_types(), keys=tmp_path / "keys.db") as store:
+        report = store.forget("m1", remove=True)
+    assert any("or of types that are not registered" in one for one in report.remaining)
 
 
 def test_a_damaged_segment_and_quarantined_bytes_are_said(log: ms.EventLog, tmp_path: Path) -> None:

@@ -8,19 +8,31 @@ import threading
 import uuid
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 from example_counts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.sourcing.ledger import ACCOUNT, Balance, Paid, event_types, model, open_store
+from unit.sourcing.ledger import (
+    ACCOUNT,
+    Balance,
+    Paid,
+    before_its_append,
+    event_types,
+    model,
+    open_store,
+)
 
 import millstream as ms
 from millstream.errors import VersionConflictError
 from millstream.sourcing import aggregate
 from millstream.sourcing import store as module
-from millstream.sourcing.lane import PendingCommand
+from millstream.sourcing.command_queue import PendingCommand
+from millstream.sourcing.partition_log import Append
 from millstream.sourcing.store import EventStore
 from millstream.sourcing.stored_event import (
     Metadata,
@@ -152,19 +164,15 @@ def test_two_stores_that_decide_at_once_lose_no_update(log: ms.EventLog) -> None
 def test_on_conflict_raise_raises_where_retry_decides_again(log: ms.EventLog, monkeypatch) -> None:
     with open_store(log) as one, open_store(log) as other:
         one.handle("ada", [1])
-        lane = one.lane_of("ada")
-        append, interfered = lane.log.append, []
 
-        def late(records, expected_end):
-            if not interfered:  # from another thread: in this one a command is being decided
-                with ThreadPoolExecutor(1) as thread:
-                    interfered.append(thread.submit(other.handle, "ada", [1]).result())
-            return append(records, expected_end)
+        def interfere() -> None:  # from another thread: in this one a command is being decided
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(other.handle, "ada", [1]).result()
 
-        monkeypatch.setattr(lane.log, "append", late)
+        before_its_append(one, monkeypatch, interfere)
         with pytest.raises(VersionConflictError, match="is at version 2, not at 1"):
             one.handle("ada", [1], on_conflict="raise")
-        interfered.clear()
+        before_its_append(one, monkeypatch, interfere)
         assert one.handle("ada", [1]).version == 4
 
 
@@ -251,7 +259,8 @@ def test_two_hundred_thousand_aggregates_in_one_topic(log: ms.EventLog, monkeypa
             for partition, found in records.items():
                 appending = store.lane(partition).log
                 for first in range(0, len(found), 5000):
-                    appending.append(found[first : first + 5000], appending.bounds()[1])
+                    some = Append(appending, found[first : first + 5000], appending.bounds()[1])
+                    store._appender.append_all([some])
     with open_store(log) as store:
         assert len(store.stream_ids()) == count
         for at in (0, 1, count // 2, count - 1):
@@ -290,7 +299,8 @@ def test_a_command_that_was_interrupted_while_it_waited_holds_up_no_other(
         threads = [threading.Thread(target=store.handle, args=("hot", Slow([1])))]
         threads[0].start()
         assert deciding.wait(30)
-        lane = store.lane_of("hot")
+        lane, number = store.lane_of("hot"), store.partition_of("hot")
+        handle = partial(store._queues[number].handle, lane)
         kinds = [Interrupted if at == interrupted else PendingCommand for at in range(3)]
         waiting = [
             kind("hot", [1], Metadata(f"w{interrupted}{at}")) for at, kind in enumerate(kinds)
@@ -298,9 +308,9 @@ def test_a_command_that_was_interrupted_while_it_waited_holds_up_no_other(
         for at, one in enumerate(waiting):
             if at == interrupted:
                 with pytest.raises(KeyboardInterrupt):
-                    lane.handle(one)
+                    handle(one)
                 continue
-            threads.append(threading.Thread(target=lane.handle, args=(one,)))
+            threads.append(threading.Thread(target=handle, args=(one,)))
             threads[-1].start()
         going_on.set()
         for thread in threads:
@@ -555,3 +565,62 @@ def test_values_that_only_together_are_events_are_none(log: ms.EventLog) -> None
     halves = [first + b",\n" + second[:9], second[9:]]
     with pytest.raises(ms.MillstreamError, match="is no event"):
         list(decode_events("t", 0, range(2), range(2), halves))
+
+
+@dataclass
+class Items:
+    names: list[str]
+
+
+@dataclass(frozen=True)
+class Tagged:
+    tags: tuple[str, ...]
+    by: Items
+
+
+@pytest.mark.parametrize("event", [Items(["tea"]), Tagged(("a",), Items(["tea"]))])
+def test_what_a_caller_does_to_its_events_changes_no_state_and_no_other_caller(
+    log: ms.EventLog, event: Items | Tagged
+) -> None:
+    types = ms.EventTypes()
+    types.register("items")(type(event))
+    decided_on = []
+
+    def decide(command, state):
+        decided_on.append(deepcopy(state))
+        return [command]
+
+    decider = ms.Decider(tuple, decide, lambda state, event: (*state, event))
+    with EventStore(log, "t", decider, types, partitions=1) as store:
+        found = [store.handle("a", event, command_id=name) for name in ("b", "c", "c")]
+        for one in found:
+            (mine,) = one.events
+            (mine if isinstance(mine, Items) else mine.by).names.append("cake")
+        assert found[1].events == found[2].events != [event]
+        store.handle("a", event)
+        assert decided_on == [(), (event,), (event, event)]
+        assert store.load("a").state == (event,) * 3
+
+
+def test_two_callers_of_one_command_at_once_share_no_event(log: ms.EventLog) -> None:
+    types = ms.EventTypes()
+    types.register("items")(Items)
+    decider = ms.Decider(tuple, lambda c, _: [c], lambda state, event: (*state, event))
+    with EventStore(log, "t", decider, types, partitions=1) as store:
+        lane = store.lane(0)
+        first, second = (
+            PendingCommand("a", Items(["tea"]), Metadata("c"), nonce="n") for _ in range(2)
+        )
+        steps = lane.handle([first, second])
+        store._appender.append_all([next(steps)])
+        with pytest.raises(StopIteration):
+            steps.send(0)
+        assert (first.repeated, second.repeated) == (False, True)
+        first.data[0].names.append("cake")
+        assert second.data == [Items(["tea"])]
+
+
+def test_a_stream_id_that_is_not_unicode_is_refused(store: EventStore) -> None:
+    for call in (lambda: store.handle("\ud800", [1]), lambda: store.load("a\udfff")):
+        with pytest.raises(ms.ConfigError, match="the stream id"):
+            call()

@@ -208,7 +208,11 @@ class ChangeStream:
             limit = count if len(cursors) == 1 else None
             parts += [self._of_partition(one, transaction, limit) for one in cursors]
         ordered = parts[0] if len(parts) == 1 else merge(*parts, key=itemgetter(0))
-        for _, change in ordered:
+        last = -1
+        for order, change in ordered:
+            if change.op == "t" and order == last:
+                continue  # it is in each partition
+            last = order
             if change.op:
                 seen[change.collection] += 1
             yield change

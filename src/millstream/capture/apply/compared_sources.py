@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import import_module
 from urllib.parse import urlsplit
 
 from millstream.capture.apply.compared_source import ComparedSource
 from millstream.capture.apply.targets import folder_of
+from millstream.capture.mysql.address import MARIADB_SCHEMES, mariadb_address
 from millstream.capture.sources import PASSWORD_VARIABLE, POSTGRES_SCHEMES, source_of
 from millstream.capture.table_patterns import TablePatterns
 from millstream.errors import ConfigError
@@ -36,8 +38,14 @@ def compared_source_of(
         address = found.source.address  # type: ignore[attr-defined]
         postgres = import_module("millstream.capture.apply.compared_postgres")
         return lambda: postgres.ComparedPostgres(address, wanted)
+    if scheme in MARIADB_SCHEMES:
+        source_of(url, ("*",), "reconcile", environment)
+        given = mariadb_address(url)
+        password = given.password or environment.get(PASSWORD_VARIABLE) or ""
+        mariadb = import_module("millstream.capture.apply.compared_mariadb")
+        return lambda: mariadb.ComparedMariaDb(replace(given, password=password))
     shown = f"{scheme}://…" if scheme else "one without a scheme"
     raise ConfigError(
-        f"the source has a URL whose tables cannot be compared: {shown}. Give postgresql://user@host:5432/database or "
-        f"sqlite:///path/to/file; a password may be in {PASSWORD_VARIABLE}."
+        f"the source has a URL whose tables cannot be compared: {shown}. Give postgresql://user@host:5432/database, "
+        f"mariadb://user@host:3306/database or sqlite:///path/to/file; a password may be in {PASSWORD_VARIABLE}."
     )

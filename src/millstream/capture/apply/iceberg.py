@@ -22,7 +22,7 @@ from pyiceberg.exceptions import (
     NamespaceAlreadyExistsError,
     NoSuchTableError,
 )
-from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, EqualTo, In, Or
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, EqualTo, In, IsNaN, Or
 from pyiceberg.table import Table
 
 from millstream.capture.apply.applied_table import AppliedTable
@@ -125,12 +125,22 @@ def _conditions(change: LakeChange) -> Iterator[BooleanExpression]:
         part = keys[first : first + size]
         if len(key) == 1:
             values = [row[key[0]] for row in part]
-            yield In(key[0], values)  # type: ignore[call-arg, arg-type]
+            if any(map(_is_nan, values)):  # which is no literal of an expression
+                yield IsNaN(key[0])  # type: ignore[call-arg, arg-type]
+                values = [value for value in values if not _is_nan(value)]
+            if values:
+                yield In(key[0], values)  # type: ignore[call-arg, arg-type]
         else:
             yield _any([_all([_equal(name, row[name]) for name in key]) for row in part])
 
 
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and value != value  # noqa: PLR0124 - NaN
+
+
 def _equal(name: str, value: Any) -> BooleanExpression:
+    if _is_nan(value):
+        return IsNaN(name)  # type: ignore[call-arg, arg-type]
     return EqualTo(name, value)  # type: ignore[call-arg, arg-type]
 
 

@@ -32,7 +32,7 @@ from millstream.capture.apply.run import Apply, ApplySession
 from millstream.capture.apply.run import apply as apply_of
 from millstream.capture.envelope import CaptureTopics, to_json
 from millstream.client.open import open_reader
-from millstream.errors import CorruptionError, RetriableError
+from millstream.errors import ConfigError, CorruptionError, RetriableError
 
 CHUNKS = 4096
 ROWS_IN_MEMORY = 100_000
@@ -88,6 +88,8 @@ class Reconciler:
     monotonic_s: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     rows_in_memory: int = ROWS_IN_MEMORY
+    path: Path | None = None
+    """Where the target is, if it is a file or a folder."""
     _source: ComparedSource = field(init=False)
 
     def run(
@@ -101,8 +103,9 @@ class Reconciler:
         Raises:
             RetriableError: the capture does not run, or source or target do not respond.
             FencedError: `millstream apply` was started meanwhile.
-            ConfigError: a row of the source does not fit the target.
+            ConfigError: the target is no copy of this capture, or a row of the source does not fit it.
         """
+        self._refuse_new_target()
         self.applying.run(until="caught-up")  # before the source is asked to hold anything
         with ApplySession(self.applying, self._is_in_snapshot) as session:
             self._take_snapshot(session)
@@ -117,6 +120,24 @@ class Reconciler:
                 return Reconciliation(self._source.position, tuple(found), repair)
             finally:
                 self._source.close()
+
+    def _refuse_new_target(self) -> None:
+        """Return if something was applied to the target before: a copy that is made now differs from nothing.
+
+        Raises:
+            ConfigError: nothing was.
+        """
+        if self.path is None or self.path.exists():
+            with ApplySession(self.applying) as session:
+                if session.state.end_offset >= 0:
+                    return
+                shown = session.target.shown
+        else:
+            shown = str(self.path)
+        raise ConfigError(
+            f"{shown} is no copy of the capture {self.applying.name!r}: nothing of it was ever applied to it. Give the target "
+            f"as it was given to `millstream apply`; or make a copy there first: millstream apply {self.applying.name} …"
+        )
 
     def _is_in_snapshot(self, transaction: SourceTransaction) -> bool:
         return not self._source.is_after(transaction)
@@ -338,6 +359,9 @@ def reconcile(
         ConfigError: one of them cannot be used.
     """
     from millstream.capture.apply.compared_sources import compared_source_of  # noqa: PLC0415 - drivers are extras
+    from millstream.capture.apply.targets import target_path  # noqa: PLC0415 - the same
 
     applying = apply_of(name, to, tables=tables, log=log)
-    return Reconciler(applying, compared_source_of(source, applying.wanted))
+    return Reconciler(
+        applying, compared_source_of(source, applying.wanted), path=target_path(str(to))
+    )

@@ -95,6 +95,11 @@ class TableVersions:
         """Return the definition that holds now of each table, by name."""
         return [one.all[one.holds] for _, one in sorted(self._tables.items())]
 
+    def last(self, collection: str) -> AppliedTable | None:
+        """Return the definition of a table that was read last; None if there is none."""
+        versions = self._tables.get(collection)
+        return None if versions is None else versions.all[-1]
+
     def holding(self) -> dict[str, int]:
         """Return the offsets of the definitions that hold now, of tables that were altered, by name."""
         return {name: one.all[one.holds].offset for name, one in self._tables.items() if one.holds}

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from millstream.errors import ConfigError, RetriableError
 
 BATCH_S = 1.0  # each commit is a segment, which are merged in the background
 _MEMORY_BYTES = 64 << 20
+_ID_BYTES_MAX = 32_768  # tantivy's terms have up to 65,530
 _STATE_TABLE = "_millstream_apply"
 
 
@@ -171,7 +173,12 @@ def _key(table: AppliedTable, row: Row) -> str:
 
 
 def _id(table: str, key: str) -> str:
-    return json.dumps([table, key], ensure_ascii=False)
+    """Return the term of a row. Longer ones are not indexed by tantivy, without a word: they are hashed."""
+    found = json.dumps([table, key], ensure_ascii=False)
+    if len(found.encode(errors="surrogatepass")) <= _ID_BYTES_MAX:
+        return found
+    digest = blake2b(key.encode(errors="surrogatepass"), digest_size=32).hexdigest()
+    return json.dumps([table, digest, "blake2b"], ensure_ascii=False)
 
 
 def _document(table: str, key: str, row: Row) -> Any:

@@ -171,6 +171,13 @@ def folder_of(url: str) -> Path:
     return Path(path)
 
 
+def target_path(url: str) -> Path | None:
+    """Return the file or folder of a target's URL, whose maker has read it; None of a server's."""
+    if urlsplit(url).scheme not in _OF_PATHS:
+        return None
+    return folder_of(url.partition("?")[0])
+
+
 def _driven(module: str, what: str, driver: str, extra: str) -> Any:
     """Import a target, whose driver is an extra."""
     try:
@@ -182,6 +189,7 @@ def _driven(module: str, what: str, driver: str, extra: str) -> Any:
         ) from error
 
 
+_OF_PATHS = frozenset(("sqlite", "parquet", "delta", "iceberg", "tantivy"))
 _MAKERS: dict[str, Callable[[str, str | None], _Open]] = {
     "postgresql": _postgres,
     "postgres": _postgres,

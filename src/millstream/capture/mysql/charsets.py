@@ -32,6 +32,10 @@ _CODECS = {
     "koi8r": "koi8-r",
 }
 
+UTF8_CHARSETS = frozenset(("utf8", "utf8mb3", "utf8mb4"))
+# Where a byte below 128 is the letter that it is in ASCII.
+ASCII_CHARSETS = frozenset(("latin1", *_CODECS)) - {"ucs2", "utf16", "utf16le", "utf32"}
+
 # What the servers call latin1 is Windows' code page 1252, whose five free bytes are control characters.
 _LATIN1 = {
     byte: bytes([byte]).decode("cp1252")

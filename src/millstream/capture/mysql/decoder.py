@@ -19,6 +19,7 @@ from millstream.errors import ConfigError, CorruptionError
 
 _HEADER_SIZE = 19
 _CHECKSUM_SIZE = 4
+_DESCRIBED_MAX = 1000  # descriptions of tables that are kept, as each statement has one
 
 _QUERY, _ROTATE, _FORMAT_DESCRIPTION, _XID, _TABLE_MAP = 2, 4, 15, 16, 19
 _XA_PREPARE, _GTID, _QUERY_COMPRESSED = 38, 162, 165
@@ -116,12 +117,26 @@ class RowsEvent:
 
     def changes(self) -> Iterator[RowChange]:
         """Yield each row's change, in the order in which the server made them."""
+        return read_row_changes(self.table, self._reader(), self.op)
+
+    def whole_images(self) -> bytes | None:
+        """Return the bytes of the rows' images; None if they lack columns, or are not of the table's width."""
+        reader, width = self._reader(), len(self.table.columns)
+        if reader.packed() != width:
+            return None
+        size = (width + 7) // 8
+        present = [reader.little(size) for _ in range(2 if self.op == "u" else 1)]
+        full = (1 << width) - 1
+        return reader.rest() if all(bits & full == full for bits in present) else None
+
+    def _reader(self) -> BinlogBuffer:
+        """Return a reader that stands at the number of columns."""
         reader = BinlogBuffer(self.body, 8)
         if self.version == 2:
             reader.take(reader.little(2) - 2)
         if self.compressed:
             reader = _decompressed_rows(reader, images=2 if self.op == "u" else 1)
-        return read_row_changes(self.table, reader, self.op)
+        return reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +177,7 @@ class BinlogDecoder:
         self._wanted = wanted
         self._checksum = checksum
         self._tables: dict[int, TableMap | None] = {}
+        self._described: dict[bytes, TableMap | None] = {}
 
     def decode(self, event: bytes) -> tuple[EventHeader, BinlogContent]:
         """Return an event's header and its content.
@@ -239,7 +255,12 @@ class BinlogDecoder:
         )
 
     def _table_map(self, body: bytes) -> BinlogContent:
-        table = read_table_map(body, self._charsets, self._wanted)
+        about = body[6:]  # behind the number, which is another one in each file
+        if about not in self._described:
+            if len(self._described) >= _DESCRIBED_MAX:
+                self._described.clear()
+            self._described[about] = read_table_map(body, self._charsets, self._wanted)
+        table = self._described[about]
         self._tables[int.from_bytes(body[:6], "little")] = table
         return Skipped() if table is None else table
 

@@ -56,6 +56,6 @@ def _present(table: TableMap, reader: BinlogBuffer) -> list[BinlogColumn]:
 def _image(present: list[BinlogColumn], reader: BinlogBuffer) -> RowImage:
     nulls = reader.little((len(present) + 7) // 8)
     return {
-        column.name: None if nulls >> place & 1 else column.read(reader)
+        column.name: None if nulls >> place & 1 else column.format.read(reader)
         for place, column in enumerate(present)
     }

@@ -46,6 +46,15 @@ def current_position(session: MariaDbSession) -> BinlogPosition:
     return BinlogPosition.of(file, int(position))
 
 
+def begin_snapshot(session: MariaDbSession) -> BinlogPosition:
+    """Begin a transaction with a snapshot of all tables, and return the place in the binary log that it is at."""
+    session.rows("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+    status = dict(session.rows("SHOW STATUS LIKE 'binlog_snapshot_%'"))
+    return BinlogPosition.of(
+        status["Binlog_snapshot_file"], int(status["Binlog_snapshot_position"])
+    )
+
+
 def read_chunk(
     session: MariaDbSession,
     database: str,
@@ -55,7 +64,7 @@ def read_chunk(
     *,
     where: str = "",
 ) -> SnapshotChunk:
-    """Return the next rows of a table in the order of its key.
+    """Return the next rows of a table in the order of its key, from a snapshot of their own.
 
     Args:
         where: Of which this expression is true; empty for all.
@@ -65,29 +74,31 @@ def read_chunk(
         TableAlteredError: the table was altered since the snapshot was taken, or is gone.
         RetriableError: the server is gone.
     """
-    session.rows("START TRANSACTION WITH CONSISTENT SNAPSHOT")
     try:
-        return _read(session, database, table, after, limit, where=where)
+        position = begin_snapshot(session)
+        return next_chunk(session, position, (database, table), after, limit, where=where)
     finally:
         session.rows("ROLLBACK")
 
 
-def _read(
+def next_chunk(
     session: MariaDbSession,
-    database: str,
-    table: str,
+    position: BinlogPosition,
+    table: tuple[str, str],
     after: list[str] | None,
     limit: int,
     *,
-    where: str,
+    where: str = "",
 ) -> SnapshotChunk:
-    status = dict(session.rows("SHOW STATUS LIKE 'binlog_snapshot_%'"))
-    position = BinlogPosition.of(
-        status["Binlog_snapshot_file"], int(status["Binlog_snapshot_position"])
-    )
-    name = TableSchema(database, table, (), ()).quoted
+    """Return the same from the snapshot at ``position`` that the session is in. ``table``: its database and name.
+
+    Raises:
+        TableAlteredError: as :func:`read_chunk`.
+        RetriableError: the server is gone.
+    """
+    name = TableSchema(*table, (), ()).quoted
     session.rows(f"SELECT 1 FROM {name} LIMIT 0")  # noqa: S608 - quoted; from here on an ALTER waits
-    schema = read_schema(session, database, table)
+    schema = read_schema(session, *table)
     if not schema.key or (after is not None and len(after) != len(schema.key)):
         raise TableAlteredError(f"{schema.name} has another key than before. It is read again.")
     found = session.rows(_statement(schema, after, limit, where))

@@ -23,6 +23,7 @@ from itertools import chain
 
 from millstream.capture.lag import SourceLag
 from millstream.capture.mysql.address import MariaDbAddress
+from millstream.capture.mysql.cells import row_blocks, row_runs
 from millstream.capture.mysql.decoder import BinlogDecoder, RowsEvent, Statement
 from millstream.capture.mysql.expiry import binlog_lag
 from millstream.capture.mysql.preflight import (
@@ -99,19 +100,21 @@ class MariaDbSource:
         self._heartbeat_s = heartbeat_s
         self._rereads: deque[RereadRequest] = deque()
 
-    def check(self) -> None:
-        """Return if the server can be captured.
+    def check(self) -> list[tuple[str, str]]:
+        """Return the tables that are captured, if the server can be.
 
         Raises:
             ConfigError: it cannot; the message has each reason, and the statement that mends it.
             RetriableError: it does not respond.
         """
         with MariaDbSession(self._address) as session:
-            if not self._check(session):
+            names = self._check(session)
+            if not names:
                 raise ConfigError(
                     f"no table of {self._address.shown} is among those to be captured, {self._wanted}. Name tables "
                     "that are there and may be read: table or database.table, with * and ?."
                 )
+        return names
 
     def _check(self, session: MariaDbSession) -> list[tuple[str, str]]:
         refuse_faults(server_faults(session), self._address.shown)
@@ -362,13 +365,21 @@ class _Run:
         unit.progress = self._progress()
 
     def _contents(self, transaction: BinlogTransaction) -> Iterator[UnitContent]:
-        for event in transaction.events:
+        for event in row_runs(transaction.events):
             if isinstance(event, TableMap):
                 yield from self._tracker.described(event)
-            elif isinstance(event, RowsEvent):
-                yield from self._row_changes(event)
+            elif isinstance(event, list):
+                yield from self._rows(event)
             else:
                 yield from self._statement(event)
+
+    def _rows(self, run: list[RowsEvent]) -> Iterator[UnitContent]:
+        blocks = row_blocks(run, self._tracker.renderers(run[0].table))
+        if blocks is not None:
+            yield from blocks
+            return
+        for event in run:
+            yield from self._row_changes(event)
 
     def _row_changes(self, event: RowsEvent) -> Iterator[TableChange]:
         table = event.table

@@ -10,10 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from millstream.capture.mysql import values
+from millstream.capture.mysql import columns, values
 from millstream.capture.mysql.buffer import BinlogBuffer
-from millstream.capture.mysql.charsets import BINARY_COLLATION, TextDecoder, text_decoder
-from millstream.capture.mysql.values import ValueReader
+from millstream.capture.mysql.charsets import (
+    ASCII_CHARSETS,
+    BINARY_COLLATION,
+    UTF8_CHARSETS,
+    TextDecoder,
+    text_decoder,
+)
+from millstream.capture.mysql.columns import ColumnFormat
 from millstream.errors import ConfigError
 
 # The protocol's codes of column types.
@@ -25,11 +31,11 @@ VAR_STRING, STRING, GEOMETRY = 253, 254, 255
 
 _INTEGERS = {TINY: 1, SHORT: 2, INT24: 3, LONG: 4, LONGLONG: 8}
 _WITH_SIGN = frozenset((*_INTEGERS, NEWDECIMAL, FLOAT, DOUBLE, YEAR))
-_PLAIN: dict[int, ValueReader] = {
-    FLOAT: values.read_float,
-    DOUBLE: values.read_double,
-    DATE: values.read_date,
-    YEAR: values.read_year,
+_PLAIN = {
+    FLOAT: ColumnFormat(values.read_float, columns.floats, 4),
+    DOUBLE: ColumnFormat(values.read_double, columns.doubles, 8),
+    DATE: ColumnFormat(values.read_date, columns.dates, 3),
+    YEAR: ColumnFormat(values.read_year, columns.years, 1),
 }
 _TEXTS = frozenset((VARCHAR, VAR_STRING, STRING, BLOB))
 _METADATA_SIZES = {
@@ -80,26 +86,24 @@ _SEQUENCE = (  # the columns of a SEQUENCE, which the log has as a table without
     "cycle_count",
 )
 _SIGNS, _CHARSET_DEFAULT, _CHARSETS, _NAMES, _SET_LABELS, _ENUM_LABELS = 1, 2, 3, 4, 5, 6
+_HEAD_BYTES = 8  # the table's number, and two of flags
 _KEY, _KEY_PREFIXES, _LABEL_CHARSET_DEFAULT, _LABEL_CHARSETS = 8, 9, 10, 11
 
 
 @dataclass(frozen=True, slots=True)
 class BinlogColumn:
-    """A column as the binary log has it. ``read`` reads its value from a row."""
+    """A column as the binary log has it."""
 
     name: str
     type: int
     nullable: bool
-    read: ValueReader
-    fixed_width: int = 0
-    """Of a BINARY column: its width in bytes; 0 for all others."""
+    format: ColumnFormat
 
 
 @dataclass(frozen=True, slots=True)
 class TableMap:
-    """The table that row events with this number mean, until the next TABLE_MAP or the end of the file."""
+    """A table as row events have it that follow its TABLE_MAP."""
 
-    table_id: int
     database: str
     table: str
     columns: tuple[BinlogColumn, ...]
@@ -122,9 +126,7 @@ def read_table_map(
         ConfigError: a column has no name in the event, or a type or character set that is not supported.
         CorruptionError: the event ends too early.
     """
-    reader = BinlogBuffer(body)
-    table_id = reader.little(6)
-    reader.take(2)
+    reader = BinlogBuffer(body, _HEAD_BYTES)
     database, table = _name(reader), _name(reader)
     if not wanted(database, table):
         return None
@@ -133,11 +135,11 @@ def read_table_map(
     nullable = _bits(reader.take((len(types) + 7) // 8), len(types), lowest_first=True)
     optional = dict(_optional(reader))
     layout = _Layout(f"{database}.{table}", types, metadata, optional, charsets)
-    columns = tuple(layout.column(place, may_be_null) for place, may_be_null in enumerate(nullable))
-    key = tuple(columns[place].name for place in _key_columns(optional))
-    if not key and tuple(column.name for column in columns) == _SEQUENCE:
+    described = tuple(layout.column(*pair) for pair in enumerate(nullable))
+    key = tuple(described[place].name for place in _key_columns(optional))
+    if not key and tuple(column.name for column in described) == _SEQUENCE:
         return None
-    return TableMap(table_id, database, table, columns, key, body[6:])
+    return TableMap(database, table, described, key, body[6:])
 
 
 def _name(reader: BinlogBuffer) -> str:
@@ -243,14 +245,14 @@ class _Layout:
             found[place] = tuple(decode(reader.packed_bytes()) for _ in range(count))
         return found
 
-    def _decoder(self, place: int) -> TextDecoder:
+    def _charset(self, place: int) -> str:
         collation = self._collations.get(place, BINARY_COLLATION)
-        charset = self._charsets.get(collation)
         if collation == BINARY_COLLATION:  # labels may be binary
-            charset = "utf8mb4"
-        return text_decoder(
-            charset or f"of collation {collation}", f"{self._table}.{self._names[place]}"
-        )
+            return "utf8mb4"
+        return self._charsets.get(collation) or f"of collation {collation}"
+
+    def _decoder(self, place: int) -> TextDecoder:
+        return text_decoder(self._charset(place), f"{self._table}.{self._names[place]}")
 
     def column(self, place: int, nullable: bool) -> BinlogColumn:  # noqa: FBT001 - private
         kind = self._types[place]
@@ -259,38 +261,61 @@ class _Layout:
             raise ConfigError(
                 f"column {self._table}.{self._names[place]} is {what}, which capture does not read: {remedy}."
             )
-        read, width = self._reader(place, kind)
-        return BinlogColumn(self._names[place], kind, nullable, read, width)
+        return BinlogColumn(self._names[place], kind, nullable, self._format(place, kind))
 
-    def _reader(self, place: int, kind: int) -> tuple[ValueReader, int]:
+    def _format(self, place: int, kind: int) -> ColumnFormat:
         if kind in _TEXTS:
-            return self._text_reader(place, kind, self._metadata[place])
+            return self._text_format(place, kind, self._metadata[place])
         if kind in _INTEGERS:
-            return values.read_integer(_INTEGERS[kind], unsigned=self._unsigned[place]), 0
+            size, unsigned = _INTEGERS[kind], self._unsigned[place]
+            read = values.read_integer(size, unsigned=unsigned)
+            return ColumnFormat(read, columns.integers(size, unsigned=unsigned), size)
         if kind in _PLAIN:
-            return _PLAIN[kind], 0
-        return self._made_reader(place, kind, self._metadata[place]), 0
+            return _PLAIN[kind]
+        if kind in (ENUM, SET):
+            return self._label_format(place, kind, self._metadata[place][1])
+        return _made_format(kind, self._metadata[place])
 
-    def _made_reader(self, place: int, kind: int, about: bytes) -> ValueReader:
-        """Return the reader of a type that the metadata makes one of many."""
-        makers: dict[int, Callable[[], ValueReader]] = {
-            ENUM: lambda: values.read_enum(about[1], self._labels[place]),
-            SET: lambda: values.read_set(about[1], self._labels[place]),
-            NEWDECIMAL: lambda: values.read_decimal(about[0], about[1]),
-            BIT: lambda: values.read_bit(about[1] * 8 + about[0]),
-            TIMESTAMP2: lambda: values.read_timestamp(about[0]),
-            DATETIME2: lambda: values.read_datetime(about[0]),
-            TIME2: lambda: values.read_time(about[0]),
-        }
-        return makers[kind]()
+    def _label_format(self, place: int, kind: int, size: int) -> ColumnFormat:
+        labels = self._labels[place]
+        if kind == ENUM:
+            return ColumnFormat(values.read_enum(size, labels), columns.enums(size, labels), size)
+        read = values.read_set(size, labels)
+        return ColumnFormat(read, columns.one_by_one(read), size)
 
-    def _text_reader(self, place: int, kind: int, about: bytes) -> tuple[ValueReader, int]:
+    def _text_format(self, place: int, kind: int, about: bytes) -> ColumnFormat:
         width = _string_width(about) if kind == STRING else int.from_bytes(about, "little")
         length_size = about[0] if kind == BLOB else 1 if width < 256 else 2
         if self._collations.get(place, BINARY_COLLATION) != BINARY_COLLATION:
-            return values.read_text(length_size, self._decoder(place)), 0
+            charset, decode = self._charset(place), self._decoder(place)
+            encode = columns.texts(
+                decode, utf8=charset in UTF8_CHARSETS, of_ascii=charset in ASCII_CHARSETS
+            )
+            read = values.read_text(length_size, decode)
+            return ColumnFormat(read, encode, length_size=length_size)
         fixed = width if kind == STRING else 0
-        return values.read_binary(length_size, fixed), fixed
+        read = values.read_binary(length_size, fixed)
+        return ColumnFormat(
+            read, columns.binaries(fixed), length_size=length_size, fixed_width=fixed
+        )
+
+
+def _made_format(kind: int, about: bytes) -> ColumnFormat:
+    """Return the format of a type that the metadata makes one of many."""
+    if kind == NEWDECIMAL:
+        read = values.read_decimal(about[0], about[1])
+        encode = columns.decimal_encoder(about[0], about[1], read)
+        return ColumnFormat(read, encode, values.decimal_size(about[0], about[1]))
+    if kind == BIT:
+        count = about[1] * 8 + about[0]
+        return ColumnFormat(values.read_bit(count), columns.bits(count), (count + 7) // 8)
+    places = about[0]
+    read, encode, size = {
+        TIMESTAMP2: (values.read_timestamp(places), columns.timestamps(places), 4),
+        DATETIME2: (values.read_datetime(places), columns.datetimes(places), 5),
+        TIME2: (values.read_time(places), columns.durations(places), 3),
+    }[kind]
+    return ColumnFormat(read, encode, size + (places + 1) // 2)
 
 
 def _real_type(column_type: int, about: bytes) -> int:

@@ -141,9 +141,13 @@ class TableTracker:
         )
         yield TableDefinition(*name, columns, table.key)
 
+    def renderers(self, table: TableMap) -> Renderers:
+        """Return what makes text of the base64 of columns that the log has as bytes, and are none."""
+        return self._renderers[table.database, table.table]
+
     def completer(self, table: TableMap) -> Callable[[RowImage], RowImage]:
         """Return what makes text of a row's columns that the log has as bytes, and are none."""
-        renderers = self._renderers[table.database, table.table]
+        renderers = self.renderers(table)
         if not renderers:
             return lambda image: image
 
@@ -162,7 +166,7 @@ def _address_renderers(table: TableMap, schema: TableSchema) -> Renderers:
     known = {column.name: column.data_type for column in schema.columns}
     found: Renderers = {}
     for column in table.columns:
-        if column.fixed_width not in _ADDRESS_WIDTHS:
+        if column.format.fixed_width not in _ADDRESS_WIDTHS:
             continue
         if column.name not in known:
             raise ConfigError(

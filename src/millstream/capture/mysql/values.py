@@ -59,10 +59,8 @@ def read_decimal(precision: int, scale: int) -> ValueReader:
     Nine digits are four bytes, its highest byte first; what is left over on either side of the point takes
     fewer. The first bit is the sign, inverted; a negative number has all its bits inverted.
     """
-    whole = precision - scale
-    lengths = [whole % _DIGITS_PER_WORD] + [_DIGITS_PER_WORD] * (whole // _DIGITS_PER_WORD)
-    decimals = [_DIGITS_PER_WORD] * (scale // _DIGITS_PER_WORD) + [scale % _DIGITS_PER_WORD]
-    size = sum(_BYTES_OF_DIGITS[length] for length in lengths + decimals)
+    lengths, decimals = decimal_groups(precision, scale)
+    size = decimal_size(precision, scale)
 
     def read(reader: BinlogBuffer) -> str:
         data = bytearray(reader.take(size))
@@ -71,16 +69,35 @@ def read_decimal(precision: int, scale: int) -> ValueReader:
         if negative:
             data = bytearray(byte ^ 0xFF for byte in data)
         words = BinlogBuffer(bytes(data))
-        before = "".join(_digits(words, length) for length in lengths).lstrip("0") or "0"
-        after = "".join(_digits(words, length) for length in decimals)
+        before = "".join(_digits(words, *group) for group in lengths).lstrip("0") or "0"
+        after = "".join(_digits(words, *group) for group in decimals)
         number = f"{before}.{after}" if after else before
         return f"-{number}" if negative else number
 
     return read
 
 
-def _digits(words: BinlogBuffer, length: int) -> str:
-    return str(words.big(_BYTES_OF_DIGITS[length])).zfill(length) if length else ""
+def decimal_groups(
+    precision: int, scale: int
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Return the groups of digits before and after the point, each as (digits, bytes); none is empty."""
+    whole = precision - scale
+    before = [whole % _DIGITS_PER_WORD] + [_DIGITS_PER_WORD] * (whole // _DIGITS_PER_WORD)
+    after = [_DIGITS_PER_WORD] * (scale // _DIGITS_PER_WORD) + [scale % _DIGITS_PER_WORD]
+    sized = [
+        [(length, _BYTES_OF_DIGITS[length]) for length in lengths if length]
+        for lengths in (before, after)
+    ]
+    return sized[0], sized[1]
+
+
+def decimal_size(precision: int, scale: int) -> int:
+    """Return how many bytes a decimal number has."""
+    return sum(size for groups in decimal_groups(precision, scale) for _, size in groups)
+
+
+def _digits(words: BinlogBuffer, length: int, size: int) -> str:
+    return str(words.big(size)).zfill(length)
 
 
 def read_year(reader: BinlogBuffer) -> int:

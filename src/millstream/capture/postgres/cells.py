@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
 from millstream.capture.json_columns import (
     Cells,
@@ -47,6 +48,7 @@ _TAIL = bytes(8)  # so that a word can be read at every place of a message
 _TEXT, _NULL = ord("t"), ord("n")
 _DATE_BYTES = len("2026-01-02")
 _TIMESTAMP_BYTES_MIN = len("2026-01-02 03:04:05")
+_NOT_FINITE = {"nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}
 _TAB, _NEWLINE, _BACKSLASH = ord("\t"), ord("\n"), ord("\\")
 
 
@@ -152,9 +154,19 @@ def _timestamps(cells: Cells) -> Fragments:
     return with_nulls(cells, Fragments(column, quote))
 
 
-def _float_json(text: str) -> bytes:
-    value = read_float(text)
-    return f'"{value}"'.encode() if isinstance(value, str) else repr(value).encode()
+def _floats(cells: Cells) -> Fragments:
+    """Numbers with the digits that Python writes; NaN and the infinities are texts."""
+    nulls = cells.nulls
+    found = cells.gathered().to_pylist()
+    if nulls is not None:
+        found = [data or b"0" for data in found]
+    shown = [_float_json(data) for data in map(float, found)]
+    return with_nulls(cells, Fragments(pa.array(shown, pa.string()).cast(pa.binary())))
+
+
+def _float_json(value: float) -> str:
+    text = repr(value)
+    return text if text[-1].isdigit() else _NOT_FINITE[text]
 
 
 def _bytes_json(text: str) -> bytes:
@@ -167,6 +179,6 @@ _ENCODERS: dict[ValueOf, ColumnEncoder] = {
     str: as_texts,
     read_boolean: as_booleans,
     read_timestamp: _timestamps,
-    read_float: by_value(_float_json),
+    read_float: _floats,
     read_bytes: by_value(_bytes_json),
 }

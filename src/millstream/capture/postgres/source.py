@@ -65,6 +65,7 @@ from millstream.capture.postgres.retention import drop_slots, measure_kept, sour
 from millstream.capture.postgres.slot import check_slot, identify, make_slot
 from millstream.capture.postgres.snapshot import PgSnapshot, ReadTable, waiting
 from millstream.capture.postgres.stream import (
+    KEEPALIVE,
     Session,
     WalStream,
     keepalive_end,
@@ -72,6 +73,7 @@ from millstream.capture.postgres.stream import (
     translated,
 )
 from millstream.capture.postgres.tracker import PgTableTracker
+from millstream.capture.postgres.unread_rows import KeyTexts, keys_behind
 from millstream.capture.postgres.values import PgTypes, parse_copy_line
 from millstream.capture.signals import RereadRequest
 from millstream.capture.table_patterns import TablePatterns
@@ -152,8 +154,8 @@ class PostgresSource:
         self.database = str(conninfo_to_dict(address.url).get("dbname") or "")
         self._run: _Run | None = None
 
-    def check(self) -> None:
-        """Return if the database can be captured.
+    def check(self) -> list[tuple[str, str]]:
+        """Return the tables that are captured, if the database can be.
 
         Raises:
             ConfigError: it cannot; the message has each reason, and the statement that mends it.
@@ -164,7 +166,8 @@ class PostgresSource:
             has_slot = session.execute(
                 _OWN_SLOTS.encode(), (f"^{self.name}_[0-9a-z]{{8}}$",)
             ).fetchone()
-            self.checked_tables(session, slot_needed=has_slot is None)
+            tables = self.checked_tables(session, slot_needed=has_slot is None)
+        return [(one.schema, one.table) for one in tables]
 
     def checked_tables(self, session: Session, *, slot_needed: bool) -> list[PgTable]:
         """Return the tables that are captured.
@@ -304,7 +307,7 @@ class _Run:
         self._lsn = progress["lsn"]
         self._identity = {key: progress[key] for key in _IDENTITY if key in progress}
         self._signals = progress.get("signals", 0)
-        self._tracker = PgTableTracker(progress["tables"], self._look)
+        self._tracker = PgTableTracker(progress["tables"], self._look, self._behind)
         now = self.session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
         assert now is not None
         self._target = parse_lsn(now[0])
@@ -384,6 +387,11 @@ class _Run:
         published = published_tables(self.session, self.source.name)
         return tables, read_types(self.session), published
 
+    def _behind(
+        self, table: PgTable, after: Sequence[str], keys: Sequence[KeyTexts]
+    ) -> dict[KeyTexts, bool] | None:
+        return keys_behind(self.session, table, after, keys)
+
     def _refreshed(self) -> Iterator[CaptureUnit]:
         gone = list(self._tracker.refresh())
         if gone:
@@ -409,6 +417,11 @@ class _Run:
         after = self._tracker.after(table, columns)
         layout = self._tracker.layout(table, columns)
         key = [[one.name for one in columns].index(name) for name in table.key]
+        # They are still owed if this stops before the next chunk is stored, and read again.
+        for lines in self._owed_lines(snapshot, read):
+            yield self._note(
+                self._progress(), layout.block(copy_cells(lines, len(columns)), len(lines), "r")
+            )
         first = list(self._tracker.begin(table, columns))
         where = self._tracker.where(table)
         chunks = snapshot.lines(read, after, where, rows_max=self.source.chunk_rows)
@@ -436,6 +449,11 @@ class _Run:
             if behind is None or self.source.pauses:
                 return
             first, chunk = [], behind
+
+    def _owed_lines(self, snapshot: PgSnapshot, read: ReadTable) -> Iterator[list[bytes]]:
+        owed = self._tracker.owed(read.table, read.columns)
+        if owed:
+            yield from snapshot.lines_of(read, owed, rows_max=self.source.chunk_rows)
 
     def _whole(
         self,
@@ -545,26 +563,28 @@ class _Run:
         """
         messages: list[bytes] = []
         size, tag = 0, b""
+        buffer = self._buffer
         while True:
-            data = self._next_message()
+            if not buffer:
+                self._receive_more()
+                continue
+            data = buffer.popleft()
+            if data[:1] == KEEPALIVE:
+                continue
             if messages and (data[RUN_TAG] != tag or size >= _RUN_BYTES_MAX):
                 yield messages
                 messages, size = [], 0
-            tag = data[RUN_TAG]
+            if not messages:
+                tag = data[RUN_TAG]
             messages.append(data)
             size += len(data)
-            if not is_change(data) or len(messages) == _RUN_ROWS_MAX:
+            if len(messages) == _RUN_ROWS_MAX or not is_change(data):
                 yield messages
                 messages, size = [], 0
 
-    def _next_message(self) -> bytes:
-        buffer = self._buffer
-        while True:
-            while not buffer:
-                if self.closed.is_set():
-                    raise RetriableError("the capture was stopped in the middle of a transaction.")
-                assert self._stream is not None
-                buffer.extend(self._stream.receive(_IDLE_S))
-            data = buffer.popleft()
-            if keepalive_end(data) is None:
-                return data
+    def _receive_more(self) -> None:
+        """Receive messages, after waiting for them for a moment."""
+        if self.closed.is_set():
+            raise RetriableError("the capture was stopped in the middle of a transaction.")
+        assert self._stream is not None
+        self._buffer.extend(self._stream.receive(_IDLE_S))

@@ -26,6 +26,7 @@ _EPOCH_S = 946_684_800
 _FEEDBACK_S = 1.0
 _BATCH = 1000
 SLOT_WAIT_S = 30.0
+KEEPALIVE = b"k"  # what a message begins with that says how far the server has read
 _CONNECT_S = 10
 _OPTIONS = (
     "-c datestyle=ISO -c intervalstyle=iso_8601 -c timezone=UTC -c bytea_output=hex -c extra_float_digits=3 "
@@ -36,7 +37,7 @@ Session = psycopg.Connection[tuple[Any, ...]]
 
 def keepalive_end(data: bytes) -> int | None:
     """Return how far the server has read, if this is a keepalive; None of a message behind its header."""
-    return int.from_bytes(data[1:9], "big") if data[:1] == b"k" else None
+    return int.from_bytes(data[1:9], "big") if data[:1] == KEEPALIVE else None
 
 
 @contextlib.contextmanager

@@ -4,13 +4,14 @@
 state        its changes in the stream                       what is read of it
 ===========  ==============================================  ===============================================
 ``new``      are left out: the snapshot will have them       all
-``reading``  are given                                       what is behind ``after``; all where that is None
+``reading``  are given, but for some of rows that were not   ``owed`` keys, and what is behind ``after``;
+             read yet: see ``unread_rows.py``                all where that is None
 ``done``     are given                                       nothing
 ===========  ==============================================  ===============================================
 
 A column that is added, renamed or of another type makes a table ``reading`` again: the server does not send rows
 that ALTER TABLE changed. A table that is renamed, or gets another key, is emptied and ``new``; so is an altered one
-without a key.
+without a key. ``known``: the topic has all rows of a table that is read again.
 """
 
 from __future__ import annotations
@@ -35,6 +36,12 @@ from millstream.capture.postgres.messages import (
     PgTuple,
     decode_message,
 )
+from millstream.capture.postgres.unread_rows import (
+    KeyedChange,
+    KeyTexts,
+    ReadingTable,
+    key_texts,
+)
 from millstream.capture.postgres.values import PgTypes, ValueOf
 from millstream.capture.signals import condition
 from millstream.capture.units import RowBlock, TableChange, TableDefinition, UnitContent
@@ -42,6 +49,7 @@ from millstream.capture.units import RowBlock, TableChange, TableDefinition, Uni
 BLOCK_ROWS_MIN = 48  # measured: fewer rows are decoded quicker one by one
 Entry = dict[str, Any]
 _NUMERIC = (1700, 1231)  # and arrays of it
+_INTEGERS = frozenset((20, 21, 23))
 
 # What the messages of a block may be: their kind, and that of their tuple; else old and new values are compared.
 _BLOCKS: dict[bytes, Literal["c", "u", "d"]] = {b"IN": "c", b"UN": "u", b"DK": "d", b"DO": "d"}
@@ -94,6 +102,7 @@ class PgTableTracker:
 
     entries: dict[str, Entry]
     look: Callable[[], tuple[list[PgTable], PgTypes, dict[int, int]]]
+    behind: Callable[[PgTable, Sequence[str], Sequence[KeyTexts]], dict[KeyTexts, bool] | None]
     tables: dict[int, PgTable] = field(default_factory=dict)
     types: PgTypes = field(default_factory=PgTypes)
     _published: dict[int, int] = field(default_factory=dict)
@@ -144,6 +153,13 @@ class PgTableTracker:
         found: list[str] | None = entry.get("after") if same else None
         return found
 
+    def owed(self, table: PgTable, columns: tuple[PgColumn, ...]) -> list[list[str]]:
+        """Return the keys of rows that are to be read before the others; those are read already."""
+        if self.after(table, columns) is None:
+            return []
+        found: list[list[str]] = self.entries[str(table.oid)].get("owed", [])
+        return found
+
     def begin(self, table: PgTable, columns: tuple[PgColumn, ...]) -> Iterator[UnitContent]:
         """Yield what goes before the first rows of a table: its definition if it is not known."""
         entry = self.entries[str(table.oid)]
@@ -152,6 +168,7 @@ class PgTableTracker:
             yield TableChange(table.schema, table.table, "t", ())
         elif entry["state"] != "new" and entry.get("key") != list(table.key):
             yield from _emptied(entry, dropped=False)
+            self._set(table.oid, {name: one for name, one in entry.items() if name != "known"})
         if entry["state"] == "new" or entry.get("columns") != described:
             yield self._definition(table.schema, table.table, table.key, columns)
 
@@ -162,7 +179,7 @@ class PgTableTracker:
                 continue
             if where:
                 asked = condition(entry["state"] == "reading", entry.get("where", ""), where)
-                self._set(int(oid), {**entry, "state": "reading", "after": None, "where": asked})
+                self._set(int(oid), {**_from_beginning(entry), "where": asked})
             else:
                 yield from _emptied(entry, dropped=False)
                 self._set(int(oid), {"schema": schema, "table": table, "state": "new"})
@@ -178,7 +195,8 @@ class PgTableTracker:
         after: list[str] | None,
         where: str = "",
     ) -> None:
-        """Note that a table has been read up to a key; to its end where that is None."""
+        """Note that a table has been read up to a key, and what was owed; to its end where that is None."""
+        known = self.entries[str(table.oid)].get("known", False)
         entry: Entry = {
             "schema": table.schema,
             "table": table.table,
@@ -190,6 +208,8 @@ class PgTableTracker:
         }
         if where and after is not None:
             entry["where"] = where
+        if known and after is not None:
+            entry["known"] = True
         self._set(table.oid, entry)
 
     def layout(self, table: PgTable, columns: tuple[PgColumn, ...]) -> TableLayout:
@@ -240,10 +260,9 @@ class PgTableTracker:
             self._set(message.oid, {**name, "state": "new"})
             return
         yield self._definition(message.schema, message.table, key, message.columns)
-        more = {"state": "reading", "after": None} if grown or entry["state"] == "reading" else {}
+        again = grown or entry["state"] == "reading"
         # A condition may name a column that is gone: all rows are read instead.
-        known = {name: one for name, one in entry.items() if name != "where"}
-        self._set(message.oid, {**known, "columns": columns, **more})
+        self._set(message.oid, {**(_from_beginning(entry) if again else entry), "columns": columns})
 
     def changes(self, messages: Sequence[bytes]) -> Iterator[UnitContent]:
         """Yield what messages of changes say: with their headers, of one kind, table and number of columns."""
@@ -251,18 +270,52 @@ class PgTableTracker:
         if block is not None:
             yield block
             return
-        for data in messages:
-            message = decode_message(data[WAL_HEADER_BYTES:])
-            assert isinstance(message, PgChange)
-            change = self.change(message)
-            if change is not None:
-                yield change
+        decoded = [decode_message(data[WAL_HEADER_BYTES:]) for data in messages]
+        changes = [one for one in decoded if isinstance(one, PgChange)]
+        layout, entry = self._captured(changes[0].oid)
+        if layout is None or entry is None:
+            return
+        if entry["state"] == "reading":
+            yield from self._while_reading(layout, entry, changes)
+            return
+        for message in changes:
+            yield _change(layout, message)
+
+    def _captured(self, oid: int) -> tuple[TableLayout | None, Entry | None]:
+        """Return the layout and the entry of a table whose changes are given."""
+        layout, entry = self._layouts.get(oid), self.entries.get(str(oid))
+        return (None, None) if entry is None or entry["state"] == "new" else (layout, entry)
+
+    def _while_reading(
+        self, layout: TableLayout, entry: Entry, messages: Sequence[PgChange]
+    ) -> Iterator[TableChange]:
+        oid = messages[0].oid
+        reading = ReadingTable(list(map(tuple, entry.get("owed", ()))), entry.get("known", False))
+        changes = [_keyed(layout, message) for message in messages]
+        yield from reading.given(changes, lambda keys: self._unread(oid, keys))
+        if reading.lost:
+            self._set(oid, _from_beginning(entry))
+        elif reading.owed:
+            self._set(oid, {**entry, "owed": list(map(list, reading.owed))})
+
+    def _unread(self, oid: int, keys: Sequence[KeyTexts]) -> dict[KeyTexts, bool] | None:
+        """Say of keys whether they are behind what was read; None where that cannot be told."""
+        entry, table = self.entries[str(oid)], self.tables.get(oid)
+        after, key = entry.get("after"), entry.get("key")
+        if after is None:
+            return dict.fromkeys(keys, True)
+        if table is None or list(table.key) != key:
+            return None
+        types = {name: type_oid for name, type_oid, _ in entry["columns"]}
+        if len(after) == 1 and types.get(key[0]) in _INTEGERS:
+            return {one: int(one[0]) > int(after[0]) for one in keys}
+        return self.behind(table, after, keys)
 
     def _block(self, messages: Sequence[bytes]) -> RowBlock | None:
         tag = messages[0][RUN_TAG]
         oid, op = int.from_bytes(tag[1:5], "big"), _BLOCKS.get(tag[:1] + tag[5:6])
-        layout, entry = self._layouts.get(oid), self.entries.get(str(oid))
-        if op is None or layout is None or entry is None or entry["state"] == "new":
+        layout, _ = self._captured(oid)
+        if op is None or layout is None:
             return None
         cells = message_cells(messages)
         if cells is None:
@@ -272,24 +325,11 @@ class PgTableTracker:
         except (ValueError, KeyError, pa.ArrowException):
             return None  # one by one it is seen which
 
-    def change(self, message: PgChange) -> TableChange | None:
-        """Return a change; None of a table that is not captured, or new."""
-        layout, entry = self._layouts.get(message.oid), self.entries.get(str(message.oid))
-        if layout is None or entry is None or entry["state"] == "new":
-            return None
-        after = None if message.new is None else layout.row(message.new)
-        before = None if message.old is None else layout.row(message.old)
-        if before is not None and message.old_kind == "K":
-            before = {name: value for name, value in before.items() if name in layout.identity}
-        if after is not None and before is not None:
-            after = {**{k: v for k, v in before.items() if k not in after}, **after}
-        return TableChange(layout.schema, layout.table, message.op, layout.key, before, after)
-
     def truncations(self, message: PgTruncate) -> Iterator[TableChange]:
         """Yield the truncations of tables that are captured, and not new."""
         for oid in message.oids:
-            layout, entry = self._layouts.get(oid), self.entries.get(str(oid))
-            if layout is not None and entry is not None and entry["state"] != "new":
+            layout, _ = self._captured(oid)
+            if layout is not None:
                 yield TableChange(layout.schema, layout.table, "t", ())
 
     def _definition(
@@ -304,6 +344,34 @@ class PgTableTracker:
             for one in columns
         )
         return TableDefinition(schema, table, described, key, placed=True)
+
+
+def _change(layout: TableLayout, message: PgChange) -> TableChange:
+    after = None if message.new is None else layout.row(message.new)
+    before = None if message.old is None else layout.row(message.old)
+    if before is not None and message.old_kind == "K":
+        before = {name: value for name, value in before.items() if name in layout.identity}
+    if after is not None and before is not None:
+        after = {**{k: v for k, v in before.items() if k not in after}, **after}
+    return TableChange(layout.schema, layout.table, message.op, layout.key, before, after)
+
+
+def _keyed(layout: TableLayout, message: PgChange) -> KeyedChange:
+    change = _change(layout, message)
+    names = [name for name, _ in layout.columns]
+    is_whole = change.after is None or len(change.after) == len(names)
+    old, new = (
+        key_texts(names, layout.key, *rows)
+        for rows in ((message.old, message.new), (message.new, message.old))
+    )
+    return KeyedChange(change, old, new, is_whole)
+
+
+def _from_beginning(entry: Entry) -> Entry:
+    """Return the entry of a table that is to be read from its beginning, all of it. The topic keeps what it has."""
+    kept = {name: one for name, one in entry.items() if name not in ("where", "owed")}
+    known = {"known": True} if entry["state"] == "done" else {}
+    return {**kept, **known, "state": "reading", "after": None}
 
 
 def _digits(column: PgColumn) -> dict[str, int]:

@@ -49,10 +49,11 @@ def decoded(text: str, table: str) -> list[SqliteValue]:
         ConfigError: a text is not UTF-8.
         CorruptionError: the row is not one that a trigger wrote.
     """
-    return [_decoded(value, table) for value in text.split(",")]
+    return [decoded_value(value, table) for value in text.split(",")]
 
 
-def _decoded(value: str, table: str) -> SqliteValue:
+def decoded_value(value: str, table: str) -> SqliteValue:
+    """Return one value of a row; raises what :func:`decoded` raises."""
     kind, rest = value[:1], value[1:]
     try:
         if kind == "n" and not rest:

@@ -20,7 +20,7 @@ import json
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from copy import deepcopy
 from pathlib import Path
@@ -28,6 +28,7 @@ from typing import Any
 
 from millstream.capture.lag import SourceLag
 from millstream.capture.signals import RereadRequest, condition
+from millstream.capture.sqlite.cells import row_block
 from millstream.capture.sqlite.change_table import (
     MARK,
     ChangeMark,
@@ -66,6 +67,7 @@ DATABASE = "main"
 _BUSY_S = 5.0
 _KEPT_CHANGES = 10_000  # that are stored, and deleted even while writers are at work
 _OLDEST = (3, 37)
+_RUN_ROWS_MAX = 2000
 
 
 class SqliteSource:
@@ -111,8 +113,8 @@ class SqliteSource:
     def _wanted(self, table: str) -> bool:
         return self._patterns(DATABASE, table)
 
-    def check(self) -> None:
-        """Return if the database can be captured; nothing is written.
+    def check(self) -> list[tuple[str, str]]:
+        """Return the tables that are captured, if the database can be; nothing is written.
 
         Raises:
             ConfigError: it cannot; the message has each reason, and what mends it.
@@ -126,6 +128,7 @@ class SqliteSource:
                 f"no table of {str(self._path)!r} is among those to be captured, {self._patterns}. Name tables that "
                 "are there, with * and ?."
             )
+        return [(DATABASE, name) for name in tables]
 
     def remove(self) -> list[str]:
         """Take the triggers and tables of capture out of the database; return their names.
@@ -428,11 +431,24 @@ class _Reader:
         unit.progress = self.progress()
 
     def _contents(self, rows: sqlite3.Cursor) -> Iterator[tuple[int, UnitContent]]:
-        for _, name, op, when, before, after in rows:
+        for (name, op, when), run in _runs(rows):
             if op == MARK:
-                for content in self._marked(json.loads(after)):
-                    yield when, content
-            else:
+                for _, after in run:
+                    for content in self._marked(json.loads(after)):
+                        yield when, content
+                continue
+            old, new = zip(*run, strict=True)
+            block = row_block(
+                DATABASE,
+                self._table(name),
+                op,
+                old if op == "d" else new,
+                old if op == "u" else None,
+            )
+            if block is not None:
+                yield when, block
+                continue
+            for before, after in run:
                 yield when, self._change(name, op, before, after)
 
     def _marked(self, mark: dict[str, Any]) -> Iterator[UnitContent]:
@@ -477,9 +493,10 @@ class _Reader:
             return  # it was altered: the triggers are made anew first
         rows = self._rows(table, state["after"], state.get("where", ""))
         last = rows[-1][0] if len(rows) == self._chunk_rows else None
-        contents: list[UnitContent] = [
-            TableChange(DATABASE, name, "r", table.key, None, _row(table, row)) for _, row in rows
-        ]
+        block = row_block(DATABASE, table, "r", [row for _, row in rows])
+        contents: list[UnitContent] = [block] if block is not None else []
+        if block is None:
+            contents += [self._change(name, "r", None, row) for _, row in rows]
         del state["after"]
         if last is None:
             state.pop("where", None)
@@ -500,6 +517,23 @@ class _Reader:
             f"SELECT {selected} FROM {name} {where} ORDER BY {', '.join(key)} LIMIT ?",  # noqa: S608 - quoted
             (*values, self._chunk_rows),
         ).fetchall()
+
+
+_Run = list[tuple[Any, Any]]
+
+
+def _runs(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[tuple[str, Any, int], _Run]]:
+    """Yield (before, after) of changes that follow each other and are alike: in table, operation and time."""
+    run: _Run = []
+    alike: tuple[str, Any, int] | None = None
+    for _, name, op, when, before, after in rows:
+        if alike is not None and (alike != (name, op, when) or len(run) == _RUN_ROWS_MAX):
+            yield alike, run
+            run = []
+        alike = (name, op, when)
+        run.append((before, after))
+    if alike is not None:
+        yield alike, run
 
 
 def _row(table: SqliteTable, text: str) -> dict[str, Any]:

@@ -115,16 +115,24 @@ class FolderLog(EventLog):
     def delete_topic(self, name: str) -> None:
         self._request("delete_topic", {"name": name})
 
-    def excise(self, topic: str, partition: int, values: Mapping[int, bytes]) -> Excision:
+    def excise(
+        self,
+        topic: str,
+        partition: int,
+        values: Mapping[int, bytes],
+        *,
+        topic_id: str | None = None,
+    ) -> Excision:
         """Put other values in the place of those at some offsets; everything else of the records stays.
 
         For what must not be there any more. Who has read the old values keeps them. See ``log.excision``.
 
         Raises:
+            TopicRecreatedError: the topic does not have this ``topic_id``.
             UnknownTopicError, ConfigError: there is no such topic or partition.
             DiskFullError: there was no room; some may be replaced. Make room, and call it again.
         """
-        request = excise_request(TopicPartition(topic, partition), values)
+        request = excise_request(TopicPartition(topic, partition), values, topic_id)
         return Excision(**self._owner_client().call(request))
 
     def topics(self) -> dict[str, TopicInfo]:
@@ -288,6 +296,11 @@ class FolderLog(EventLog):
             columns=columns,
         )
         return pa.Table.from_batches(batches, schema=select_schema(columns))
+
+    def reader(
+        self, topic_ids: Mapping[str, str], *, isolation: Isolation = "read_committed"
+    ) -> LogReader:
+        return self._reader(isolation).pinned(topic_ids)
 
     # -- closing ------------------------------------------------------------------------------
 

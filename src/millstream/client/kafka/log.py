@@ -219,6 +219,11 @@ class KafkaLog(EventLog):
         batches = reader.read(topic, partition, first, last, columns=columns)
         return pa.Table.from_batches(batches, schema=schema)
 
+    def reader(
+        self, topic_ids: Mapping[str, str], *, isolation: Isolation = "read_committed"
+    ) -> KafkaReader:
+        return self._reader(isolation).pinned(topic_ids)
+
     def _reader(self, isolation: Isolation = "read_committed") -> KafkaReader:
         with self._lock:
             if isolation not in self._readers:

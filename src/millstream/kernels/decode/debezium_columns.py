@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -52,6 +53,36 @@ _TEXT = Scalar("str")
 _PLAIN_KINDS: frozenset[ScalarKind] = frozenset(
     ("int", "float", "bool", "str", "datetime", "date", "time", "bytes", "uuid")
 )
+
+
+# A text with its escapes, or what has neither quotes, commas nor brackets.
+_JSON_SCALAR = r'(?:"(?:[^"\\]|\\.)*"|[^",{}\[\]]+)'
+
+
+@dataclass(frozen=True)
+class PlainKeys:
+    """Which keys of records have certain members, all scalars, and no others, written as capture writes them.
+
+    Of the others nothing is said: they may have, in another spelling.
+    """
+
+    names: tuple[str, ...]
+
+    def fit(self, keys: pa.Array) -> Mask:
+        """Return which keys have them, each once in any order."""
+        fits = pc.fill_null(pc.match_substring_regex(keys, self._pattern), fill_value=False)
+        for member in self._members if len(self.names) > 1 else ():
+            fits = pc.and_(fits, pc.fill_null(pc.match_substring(keys, member), fill_value=False))
+        return _mask(fits)
+
+    @cached_property
+    def _members(self) -> list[str]:
+        return [f"{json.dumps(name, ensure_ascii=False)}:" for name in self.names]
+
+    @cached_property
+    def _pattern(self) -> str:
+        member = f"(?:{'|'.join(map(re.escape, self._members))}){_JSON_SCALAR}"
+        return rf"^\{{{member}(?:,{member}){{{len(self.names) - 1}}}\}}$"
 
 
 def _optional(name: str, shape: Scalar | ListOf | StructOf) -> Field:

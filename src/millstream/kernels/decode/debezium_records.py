@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.kernels.decode.captured import CapturedRow, captured_table
-from millstream.kernels.decode.debezium_columns import PlainEnvelopes
+from millstream.kernels.decode.debezium_columns import PlainEnvelopes, PlainKeys
 from millstream.kernels.decode.debezium_values import (
     PLACEHOLDER,
     ColumnEncoding,
@@ -49,13 +49,15 @@ class DebeziumFormat:
 
     ``key`` are the fields of the key. ``encodings`` say how columns are written, by name. ``transactions``:
     the records of all partitions have an order, by their transactions. ``placeholder`` stands for a value that
-    the connector did not get.
+    the connector did not get. ``strict_key``: the record's key has these fields and no others; else it is an error, as
+    rows that the source tells apart would be one.
     """
 
     key: tuple[Field, ...]
     encodings: tuple[tuple[str, ColumnEncoding], ...] = ()
     transactions: bool = False
     placeholder: str = PLACEHOLDER
+    strict_key: bool = False
 
     def decoder(self, fields: tuple[Field, ...]) -> Decoder:
         raise NotImplementedError("the rows of an envelope are made of whole records")
@@ -84,12 +86,20 @@ class DebeziumDecoder:
         A record with an error may also have rows, which are ``__extra``.
         """
         plain, at = self._plain.decode(records)
+        if self.format.strict_key:
+            fits = self._plain_keys.fit(records.column("key"))[at]
+            if not fits.all():
+                plain, at = plain.filter(pa.array(fits)), at[fits]
         if len(at) == records.num_rows and (np.diff(at) > 0).all():
             return Decoded(plain, at, [])
         left = np.ones(records.num_rows, np.bool_)
         left[at] = False
         ordered = self.format.transactions or not several_partitions
         return merged([(plain, at)], self._by_record(records, np.flatnonzero(left), ordered))
+
+    @cached_property
+    def _plain_keys(self) -> PlainKeys:
+        return PlainKeys(tuple(one.key for one in self.format.key))
 
     @cached_property
     def _plain(self) -> PlainEnvelopes:
@@ -230,6 +240,8 @@ class _Record:
         if op == "t":
             self._require_order("a truncate,")
             return [CapturedRow("truncate")]
+        if self.decoder.format.strict_key:
+            self._check_key()
         if op in _WRITES:
             return self._written(envelope)
         try:
@@ -302,16 +314,37 @@ class _Record:
         schema = None if envelope is None else envelope.schema
         return self._key_of(side, _schemas_of(schema, "after"))
 
-    def _record_key(self) -> dict[str, Any]:
-        """Read the record's key."""
-        if self.key is None:
-            raise DecodeError("a deletion has no key")
+    def _check_key(self) -> None:
+        """Return if the record's key has the columns of the declared key.
+
+        Raises:
+            DecodeError: it has others, or there is none.
+        """
+        declared = [one.key for one in self.decoder.format.key]
+        names = [] if self.key is None else list(self._parsed_key()[0])
+        if set(names) != set(declared):
+            raise DecodeError(
+                f"the key of the table in its database is {', '.join(names) or 'none'}, and it is declared with the key "
+                f"{', '.join(declared)}; rows would replace each other. Declare it with the database's key, in an app of "
+                "another name"
+            )
+
+    def _parsed_key(self) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+        """Return the record's key, which is there, and its schema."""
+        assert self.key is not None
         try:
             payload, schema = _unwrapped(parse_json(self.key))
         except DecodeError as error:
             raise DecodeError(error.what.replace("the value", "the key")) from None
         if not isinstance(payload, Mapping):
             raise DecodeError("the key is no JSON object")
+        return payload, schema
+
+    def _record_key(self) -> dict[str, Any]:
+        """Read the record's key."""
+        if self.key is None:
+            raise DecodeError("a deletion has no key")
+        payload, schema = self._parsed_key()
         return self._key_of(payload, _by_name(schema))
 
     def _key_of(

@@ -152,9 +152,10 @@ class LogPlanner:
         offset = SourceOffset(0, topics, {}, topic_ids=self._topic_ids, removals=removals)
         return self._with_removals(offset).to_json()
 
-    def pin_end_offsets(self) -> None:
-        """Read up to the present end offsets only, and plan no batch that only advances time."""
-        self._pinned = self._end_offsets()
+    def pin_end_offsets(self, ends: EndOffsets | None = None) -> None:
+        """Read up to some end offsets only, by default the present ones, and plan no batch that only advances time."""
+        wall_ms, present = self._end_offsets()
+        self._pinned = wall_ms, present if ends is None else ends
 
     def next_offset(self, start: dict[str, Any]) -> dict[str, Any]:
         """Return where the batch that begins at ``start`` ends; ``start`` if none is due."""
@@ -177,6 +178,16 @@ class LogPlanner:
             beats=self._pinned is None,
         )
         return self._with_arrival_times(at, self._with_removals(offset)).to_json()
+
+    def records_left(self, at: dict[str, Any]) -> int:
+        """Return how many offsets are between an offset and the pinned ends."""
+        assert self._pinned is not None, "the ends are pinned"
+        ends, read = self._pinned[1], SourceOffset.from_json(at)
+        return sum(
+            end - offset
+            for topic in read.topics
+            for offset, end in zip(read.offsets(topic), ends[topic], strict=False)
+        )
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Divide a batch into tasks."""
@@ -210,7 +221,7 @@ class LogPlanner:
         if sum(split.end - split.start for split in task.splits) > _DRIVER_ROWS_MAX:
             return None
         try:
-            rows = _within(_run_task(self._spec, task, _DRIVER_BYTES_MAX), _DRIVER_BYTES_MAX)
+            rows = _within(run_task(self._spec, task, _DRIVER_BYTES_MAX), _DRIVER_BYTES_MAX)
             return iter(list(record_batches(rows)))
         except Exception:  # noqa: BLE001 - see above
             return None
@@ -218,7 +229,7 @@ class LogPlanner:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a task's records, in a worker."""
         assert isinstance(partition, Task)
-        yield from record_batches(_run_task(self._spec, partition))
+        yield from record_batches(run_task(self._spec, partition))
 
     def _end_offsets(self) -> tuple[int, dict[str, list[int]]]:
         """Return the wall clock, and the end offsets read after it.
@@ -300,7 +311,8 @@ class _TooLargeError(Exception):
     """A task has more bytes to read, or to give, than it may."""
 
 
-def _run_task(spec: SourceSpec, task: Task, bytes_max: int | None = None) -> Iterator[FrameRow]:
+def run_task(spec: SourceSpec, task: Task, bytes_max: int | None = None) -> Iterator[FrameRow]:
+    """Read a task's records, and yield their frames; large ones by name."""
     reader = open_reader(spec.log).pinned(task.topic_ids)
     within = _ByteLimit(bytes_max)
     for index, source in enumerate(spec.sources):

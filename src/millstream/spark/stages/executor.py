@@ -183,7 +183,7 @@ class StageExecutor:
     """The stages of a job between the batches of one run.
 
     ``partitions`` is the number of tasks that a large batch is divided into. ``place`` has the sorted runs, if
-    ``folder`` does not. Large frames are in ``blocks``, if it is given, and otherwise in ``frame_files``. ``requests`` are those to an object store since the last commit. Not thread-safe:
+    ``folder`` does not. Without a ``context`` all of it runs in this process. Large frames are in ``blocks``, if it is given, and otherwise in ``frame_files``. ``requests`` are those to an object store since the last commit. Not thread-safe:
     batches run one at a time.
     """
 
@@ -192,7 +192,7 @@ class StageExecutor:
     number: int
     frame_files: FrameFiles
     partitions: int
-    context: SparkContext
+    context: SparkContext | None
     manifests: Manifests
     place: StatePlace | None = None
     blocks: FrameBlocks | None = None
@@ -288,11 +288,14 @@ class StageExecutor:
         if self.blocks is not None:
             ports = self.plan.stages[depth].ports
             return _outputs(self.blocks.run_tasks(_BlockTask(packed), parts, ports))
+        assert self.context is not None, "without Spark every stage runs here"
         tasks = self.context.parallelize(parts, len(parts))
         done: list[BucketOutput] = tasks.mapPartitions(_Task(packed)).collect()
         return done
 
     def _is_small(self, work: list[BucketInput]) -> bool:
+        if self.context is None:
+            return True
         size_bytes = (self.blocks or self.frame_files).size_bytes
         frames = (row.frame for each in work for row in each.rows)
         return sum(map(size_bytes, frames)) <= DRIVER_BYTES_MAX

@@ -48,6 +48,7 @@ from millstream.views.schema import Fence, ViewChange, ViewSchema
 from millstream.views.sink import RunStart, Sink, SinkBatch
 from millstream.views.staging import StagedChange, StagedRows, Stager
 from millstream.views.state_store.program import StoredProgram
+from millstream.views.state_store.program_switch import ProgramSwitch
 from millstream.views.state_store.program_tables import RunProgram
 from millstream.views.state_store.store import StateStore
 
@@ -279,16 +280,51 @@ class BatchCommitter:
                 differently from what is there, or the state is another program's.
             FencedError: a newer run has begun meanwhile.
         """
-        app = self.plan.app
-        program = StoredProgram.of(self.plan, partitioning or {})
-        at = self._now().isoformat(timespec="seconds")
-        beginning = RunProgram(
-            program, initial_coverage(self.plan), at, same_expressions=same_expressions
-        )
+        beginning = self._beginning(partitioning, same_expressions=same_expressions)
         # Nothing is declared for a program that is refused.
-        self.state_store.check_program(app, job, beginning)
+        self.state_store.check_program(self.plan.app, job, beginning)
         for schema in view_schemas(self.plan):
             self.state_store.declare(schema)
+        start, next_batch_id = self._begin(job, checkpoint_id, beginning)
+        # Last, so that a batch that another program began and did not commit is refused until it is.
+        self.state_store.register_program(start, beginning)
+        self.state_store.put_description(self.plan.app, "graph", pipeline_graph(self.plan))
+        return next_batch_id
+
+    def switch_program(
+        self,
+        job: str,
+        checkpoint_id: str,
+        made: Callable[[RunStart, RunProgram], ProgramSwitch],
+        *,
+        partitioning: Mapping[str, int],
+        same_expressions: bool = False,
+    ) -> None:
+        """Take over from older runs everywhere, and put the plan's program in the place of the one before.
+
+        ``made`` returns what takes its place, for the run that has begun. No batch may follow in this run.
+
+        Raises:
+            ConfigError: as :meth:`begin_run`.
+            ConflictError, FencedError: as :meth:`StateStore.switch_program`.
+        """
+        beginning = self._beginning(partitioning, same_expressions=same_expressions)
+        start, _ = self._begin(job, checkpoint_id, beginning)
+        self.state_store.switch_program(start, made(start, beginning))
+        self.state_store.put_description(self.plan.app, "graph", pipeline_graph(self.plan))
+
+    def _beginning(
+        self, partitioning: Mapping[str, int] | None, *, same_expressions: bool
+    ) -> RunProgram:
+        program = StoredProgram.of(self.plan, partitioning or {})
+        at = self._now().isoformat(timespec="seconds")
+        return RunProgram(
+            program, initial_coverage(self.plan), at, same_expressions=same_expressions
+        )
+
+    def _begin(self, job: str, checkpoint_id: str, beginning: RunProgram) -> tuple[RunStart, int]:
+        """Begin a run in the state store and all sinks; return it and the batch_id that comes next."""
+        app = self.plan.app
         self.run, next_batch_id = self.state_store.begin_run(app, job, checkpoint_id)
         self._job = job
         coverage = {
@@ -296,17 +332,14 @@ class BatchCommitter:
             for output, one in self.state_store.next_coverage(app, job, beginning).items()
         }
         start = RunStart(app, job, self.run, checkpoint_id, coverage)
-        known = KnownSinks(self.state_store.sinks(self.plan.app, job), next_batch_id)
+        known = KnownSinks(self.state_store.sinks(app, job), next_batch_id)
         for sink in self.sinks:
             last = sink.begin_run(start)
             if sink.has_fence:
                 known.check(sink, last, start)
             if last == next_batch_id:
                 self.state_store.check_interrupted_batch(start, beginning, sink.name)
-        # Last, so that a batch that another program began and did not commit is refused until it is.
-        self.state_store.register_program(start, beginning)
-        self.state_store.put_description(app, "graph", pipeline_graph(self.plan))
-        return next_batch_id
+        return start, next_batch_id
 
     def is_next(self, batch_id: int) -> bool:
         """Return whether this batch is the next to be committed; False if it is committed already.

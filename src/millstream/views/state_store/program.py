@@ -11,25 +11,24 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from millstream.errors import ConfigError
-from millstream.kernels.definition import canonical_text, field_to_text, to_text, without_code
+from millstream.kernels.definition import canonical_text, without_code
 from millstream.kernels.plan import JobPlan
 from millstream.views.runs.control_files import ResetTarget, reset_command
+from millstream.views.state_store.definition_difference import differences
 
 STATE_FORMAT = 8
-"""The format version of manifests and runs. State of another version is refused, but for those that are read as it."""
+"""The format version of manifests and runs. State of another version is refused, but for those that are read as it.
+
+With each, what an app leaves in it is kept for the tests of later versions: tests/state_formats/make.py.
+"""
 
 _READ_AS_IT = frozenset({6, 7})  # 6 has no shares of runs, 7 none that can be put together again
-
-_SINGULAR = {"aggregates": "aggregate", "fields": "field", "keys": "key", "columns": "column"}
-_INLINE = frozenset({"aggregation", "emission", "watermark", "marks", "panes", "session"})
-_DERIVED = frozenset({"schema", "class", "result_schema", "empty", "row_schema", "keys", "types"})
 
 
 @dataclass(frozen=True)
@@ -115,13 +114,35 @@ def check_same_program(
     if found:
         raise ConfigError(
             f"The program is not the one that the state in {folder} was made by: "
-            f"{'; '.join(found)}. Undo the change, give the app another name to build its state again "
+            f"{'; '.join(found)}. Undo the change, or see by `millstream plan` what it does, and have it done by "
+            "`millstream deploy`. Or give the app another name to build its state again "
             f"beside the old, or start over: {reset_command(folder)}."
         )
     unclear = _ambiguous_steps(stored, now)
     if unclear and not same_expressions:
         raise _ambiguous_error(stored, now, unclear)
     _check_unambiguous(stored, now, folder)
+
+
+def find_refusals(stored: StoredProgram, now: StoredProgram, buckets: int) -> Iterator[str]:
+    """Yield why a program cannot use any of the stored state, as texts.
+
+    ``buckets`` is the number that the app declares.
+    """
+    if stored.format != now.format:
+        yield (
+            f"the state has format {stored.format}, of another version of Millstream; this version reads {now.format}"
+        )
+        return
+    division = stored.partitioning
+    count = division.get("bucket_count", stored.buckets)
+    first = division.get("declared_buckets") or count
+    if buckets not in (first, count):
+        yield (
+            f"the state is divided into {count} buckets and the app asks for {buckets}: use buckets={first}, and "
+            "millstream rescale to divide it"
+        )
+    yield from _different_inputs(stored, now)
 
 
 def _other_format(stored: int, now: int, folder: Path | ResetTarget) -> ConfigError:
@@ -218,7 +239,7 @@ def _different_steps(stored: StoredProgram, now: StoredProgram) -> list[str]:
         definitions = was["definition"], after["definition"]
         if upgraded and same_text(*definitions):
             continue  # it may well be the same: see `_ambiguous_steps`
-        found = list(_differences(*definitions))
+        found = list(differences(*definitions))
         causes = [one for one in found if not one.derived]
         texts = ", and ".join(one.text for one in causes or found)
         (telling if causes else following).append(f"step {after['name']!r}: {texts}")
@@ -259,100 +280,3 @@ def _ambiguous_error(
         "run(same_expressions=True), or --same-expressions; otherwise run it with the version before, or "
         "give the app another name to build its state again."
     )
-
-
-# ── differences ─────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True)
-class _Difference:
-    """A text that says what differs. ``derived``: the difference follows from another one."""
-
-    text: str
-    derived: bool = False
-
-
-def _differences(was: Any, now: Any) -> Iterator[_Difference]:
-    """Yield the differences of two descriptions."""
-    for key in dict.fromkeys([*was, *now]):
-        before, after = was.get(key), now.get(key)
-        if canonical_text(before) == canonical_text(after):
-            continue
-        if key == "reads":
-            yield from _reads_differ(before, after)
-        elif key in _SINGULAR:
-            yield from _named_differ(_SINGULAR[key], before or {}, after or {}, key in _DERIVED)
-        elif key in _INLINE and isinstance(before, Mapping) and isinstance(after, Mapping):
-            yield from _differences(before, after)
-        else:
-            text = _changed(key, before, after)
-            yield _Difference(text, key in _DERIVED)
-
-
-def _named_differ(
-    word: str,
-    was: Mapping[str, Any],
-    now: Mapping[str, Any],
-    follows: bool,  # noqa: FBT001
-) -> Iterator[_Difference]:
-    differing = [n for n in dict.fromkeys([*was, *now]) if was.get(n) != now.get(n)]
-    for name in differing:
-        before, after = was.get(name), now.get(name)
-        # That another field is read follows from what reads it.
-        only_read = word == "field" and (before is None or after is None)
-        text = _changed(f"{word} {name!r}", before, after, absent="not there")
-        yield _Difference(text, follows or only_read)
-    if not differing:
-        yield _Difference(f"the order of {word}s was {', '.join(was)}, is {', '.join(now)}")
-
-
-def _changed(key: str, was: Any, now: Any, *, absent: str = "none") -> str:
-    what = key.removesuffix("_us")
-    before, after = (absent if one is None else field_to_text(key, one) for one in (was, now))
-    if before == after:
-        return (
-            f"{what} reads {after} as before, but its options or the code of its functions differ"
-        )
-    return f"{what} was {before}, is {after}"
-
-
-def _reads_differ(was: Sequence[Any], now: Sequence[Any]) -> Iterator[_Difference]:
-    if len(was) != len(now):
-        yield _Difference(f"it had {len(was)} inputs, and has {len(now)}")
-        return
-    for before, after in zip(was, now, strict=True):
-        yield from _edges_differ(before, after)
-
-
-def _edges_differ(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[_Difference]:
-    if "union" in was and "union" in now:
-        yield from _reads_differ(was["union"], now["union"])
-    elif {*was} != {*now}:
-        yield _Difference(f"it read {_origin(was)}, and reads {_origin(now)}")
-    else:
-        rest = {name: item for name, item in was.items() if name != "steps"}
-        for difference in _differences(rest, {name: now[name] for name in rest}):
-            above = difference.text.startswith(("rows of", "late rows of"))
-            yield _Difference("a step above it has changed", True) if above else difference
-    if "steps" in was and canonical_text(was["steps"]) != canonical_text(now["steps"]):
-        yield from _steps_differ(was["steps"], now["steps"])
-
-
-def _origin(edge: Mapping[str, Any]) -> str:
-    if "topic" in edge:
-        return f"the topic {edge['topic']!r}"
-    return (
-        "a DataFrame" if "dataframe" in edge else "a union" if "union" in edge else "another step"
-    )
-
-
-def _steps_differ(was: Sequence[Any], now: Sequence[Any]) -> Iterator[_Difference]:
-    before, after = [canonical_text(one) for one in was], [canonical_text(one) for one in now]
-    for tag, i, j, k, m in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
-        gone, come = ", ".join(map(to_text, was[i:j])), ", ".join(map(to_text, now[k:m]))
-        if tag == "insert":
-            yield _Difference(f"{come} is new on the way to it")
-        elif tag == "delete":
-            yield _Difference(f"{gone} is no longer on the way to it")
-        elif tag == "replace":
-            yield _Difference(_changed("on the way to it", gone, come))

@@ -75,7 +75,7 @@ def check_program(
     Raises:
         ConfigError: it does not, or the store does not know the program that created the state.
     """
-    next_batch_id = _next_boundary(db, app, job, beginning.at).batch_id
+    next_batch_id = next_boundary(db, app, job, beginning.at).batch_id
     if next_batch_id == 0:
         return
     stored = stored_program(db, app, job)
@@ -109,7 +109,21 @@ def register_program(
         ConfigError: the program does not fit the stored state.
     """
     check_program(db, app, job, beginning, store)
-    now = _next_boundary(db, app, job, beginning.at)
+    put_program(db, app, job, beginning, {})
+
+
+def put_program(
+    db: Database,
+    app: str,
+    job: str,
+    beginning: RunProgram,
+    rebuilt: Mapping[OutputSink, OutputCoverage],
+) -> None:
+    """Store a program that fits the state, or whose state is stored in the same transaction.
+
+    ``rebuilt`` is the coverage of outputs whose rows are another's from here on.
+    """
+    now = next_boundary(db, app, job, beginning.at)
     stored = stored_program(db, app, job) if now.batch_id else None
     program = beginning.program
     if stored is not None and stored.partitioning:
@@ -118,7 +132,7 @@ def register_program(
         "INSERT INTO _programs VALUES (?, ?, ?) ON CONFLICT (app, job) DO UPDATE SET program = excluded.program",
         (app, job, program.to_json()),
     )
-    outputs = next_outputs(db, app, job, beginning)
+    outputs = {**next_outputs(db, app, job, beginning), **rebuilt}
     db.execute("DELETE FROM _outputs WHERE app = ? AND job = ?", (app, job))
     db.executemany(
         "INSERT INTO _outputs VALUES (?, ?, ?, ?, ?)",
@@ -134,7 +148,7 @@ def next_outputs(
 ) -> dict[OutputSink, OutputCoverage]:
     """Return the coverage of all outputs of a job as of a run that is to begin."""
     same = partial(_same_definition, same_expressions=beginning.same_expressions)
-    now = _next_boundary(db, app, job, beginning.at)
+    now = next_boundary(db, app, job, beginning.at)
     return next_coverage(stored_outputs(db, app, job), beginning.outputs, now, same)
 
 
@@ -150,7 +164,7 @@ def check_interrupted_batch(
         ConfigError: it would produce other rows, so that one batch would have rows of two programs.
     """
     app, job = start.app, start.job
-    batch_id = _next_boundary(db, app, job, beginning.at).batch_id
+    batch_id = next_boundary(db, app, job, beginning.at).batch_id
     stored = stored_program(db, app, job)
     was, now = _fenced_outputs(stored_outputs(db, app, job)), _fenced_outputs(beginning.outputs)
     same = partial(_same_definition, same_expressions=beginning.same_expressions)
@@ -196,7 +210,7 @@ def _fenced_outputs(outputs: Mapping[OutputSink, OutputCoverage]) -> dict[Output
     }
 
 
-def _next_boundary(db: Database, app: str, job: str, at: str) -> BatchBoundary:
+def next_boundary(db: Database, app: str, job: str, at: str) -> BatchBoundary:
     """Return the boundary before the batch that is committed next."""
     row = db.execute(
         "SELECT batch_id, position FROM _fences WHERE app = ? AND job = ?", (app, job)

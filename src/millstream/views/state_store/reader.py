@@ -24,10 +24,12 @@ from millstream.views.sink import RunStart
 from millstream.views.state_store import changelog, sqlite_values
 from millstream.views.state_store.database import Database, StoreName
 from millstream.views.state_store.program import StoredProgram
+from millstream.views.state_store.program_change import ProgramOutputs, ProgramState
 from millstream.views.state_store.program_tables import (
     RunProgram,
     check_interrupted_batch,
     check_program,
+    next_boundary,
     next_outputs,
     stored_coverage,
     stored_outputs,
@@ -150,6 +152,24 @@ class StateStoreReader(ViewReader):
     def program(self, app: str, job: str) -> StoredProgram | None:
         """Return the program that created a job's state; None before its first run."""
         return self._read(lambda db: stored_program(db, app, job))
+
+    def left_by(self, app: str, job: str, at: str) -> ProgramState | None:
+        """Return what a job's program has left, as of one commit; None before its first batch.
+
+        ``at`` is the present time (RFC 3339).
+        """
+
+        def left(db: Database) -> ProgramState | None:
+            boundary = next_boundary(db, app, job, at)
+            program = stored_program(db, app, job)
+            if program is None or boundary.batch_id == 0:
+                return None
+            found = db.execute("SELECT schema FROM _views").fetchall()
+            schemas = [ViewSchema.from_json(text) for (text,) in found]
+            outputs = ProgramOutputs(stored_outputs(db, app, job), {s.name: s for s in schemas})
+            return ProgramState(program, outputs, boundary)
+
+        return self._read(left)
 
     def check_program(self, app: str, job: str, beginning: RunProgram) -> None:
         """Make sure that a program may go on with the job's state.

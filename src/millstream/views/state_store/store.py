@@ -18,18 +18,22 @@ from typing import Any, TypeVar
 
 import polars as pl
 
-from millstream.errors import ConfigError, CorruptionError, FencedError
+from millstream.errors import ConfigError, ConflictError, CorruptionError, FencedError
 from millstream.kernels.plan import SinkPlan
 from millstream.views.position import merge_positions
+from millstream.views.query import Query
 from millstream.views.runs.control_files import reset_command
 from millstream.views.schema import Fence, ViewChange, ViewSchema
 from millstream.views.sink import RunStart
 from millstream.views.staging import StagedChange, Stager
 from millstream.views.state_store import changelog, sqlite_values
 from millstream.views.state_store.database import Database
+from millstream.views.state_store.program_switch import ProgramSwitch, RebuiltView, difference
 from millstream.views.state_store.program_tables import (
     RunProgram,
+    put_program,
     register_program,
+    stored_program,
     update_partitioning,
 )
 from millstream.views.state_store.reader import (
@@ -218,17 +222,59 @@ class StateStore(StateStoreReader):
         def replace(db: Database) -> None:
             self._check_not_replaced(db)
             _check_newest(db, start)
-            db.execute("DELETE FROM _state WHERE app = ? AND job = ?", (start.app, start.job))
-            db.executemany(
-                "INSERT INTO _state VALUES (?, ?, ?, ?, ?)",
-                [
-                    (start.app, start.job, stage, bucket, manifest)
-                    for (stage, bucket), manifest in state.items()
-                ],
-            )
+            _put_state(db, start.app, start.job, state)
             update_partitioning(db, start.app, start.job, partitioning, self.store_name, was=was)
 
         self._write(replace)
+
+    def switch_program(self, start: RunStart, switch: ProgramSwitch) -> None:
+        """Put a program with its state and views in the place of the one before: see `program_switch.py`.
+
+        Raises:
+            FencedError: a newer run has begun.
+            ConflictError: the app has committed a batch since the position of the new state.
+        """
+        app, job = start.app, start.job
+
+        def put(db: Database) -> None:
+            self._check_not_replaced(db)
+            _check_newest(db, start)
+            stored = stored_program(db, app, job)
+            divided = None if stored is None else stored.partitioning
+            was = fence_json(db, "position", app, job)
+            if was != switch.position or divided != switch.beginning.program.partitioning:
+                raise ConflictError(
+                    f"{app} has read more of the log, or was rescaled, since its new state was computed. Nothing was "
+                    "changed. Deploy again."
+                )
+            _put_state(db, app, job, switch.manifests)
+            fence = Fence(app, job, start.run, int(fence_value(db, "batch_id", app, job) or 0))
+            for view in switch.views:
+                self._replace_view(db, fence, view)
+            put_program(db, app, job, switch.beginning, switch.coverage)
+
+        self._write(put)
+
+    def _replace_view(self, db: Database, fence: Fence, view: RebuiltView) -> None:
+        """Give a view all its rows anew, and create it again if its columns or key are others."""
+        row = db.execute("SELECT schema FROM _views WHERE name = ?", (view.schema.name,)).fetchone()
+        known = None if row is None else ViewSchema.from_json(row[0])
+        if known == view.schema and known.key:
+            before = self._select(db, known, Query())
+            self._apply(db, fence, difference(known, before, view.rows))
+            return
+        seq = 1
+        if known is not None:
+            seq = seq_next(db, known.name) + 1  # a gap, by which subscribers notice
+            db.execute(f"DROP TABLE {self._table_name(known)}")
+            db.execute("DELETE FROM _changes WHERE view = ?", (known.name,))
+            db.execute("DELETE FROM _views WHERE name = ?", (known.name,))
+        self._create_table(db, view.schema)
+        db.execute(
+            "INSERT INTO _views (name, schema, seq_next) VALUES (?, ?, ?)",
+            (view.schema.name, view.schema.to_json(), seq),
+        )
+        self._apply(db, fence, ViewChange(view.schema.name, view.rows))
 
     def commit(
         self,
@@ -461,6 +507,17 @@ class StateStore(StateStoreReader):
             "UPDATE _views SET seq_next = ?, app = ?, job = ? WHERE name = ?",
             (seq, fence.app, fence.job, schema.name),
         )
+
+
+def _put_state(
+    db: Database, app: str, job: str, manifests: Mapping[tuple[int, int], bytes]
+) -> None:
+    """Replace all manifests of a job."""
+    db.execute("DELETE FROM _state WHERE app = ? AND job = ?", (app, job))
+    db.executemany(
+        "INSERT INTO _state VALUES (?, ?, ?, ?, ?)",
+        [(app, job, stage, bucket, one) for (stage, bucket), one in manifests.items()],
+    )
 
 
 def _check_newest(db: Database, start: RunStart) -> None:

@@ -1,6 +1,9 @@
 """Tables of MariaDB, with their types, in other databases and a lake."""
 
+import random
 import sqlite3
+import threading
+from contextlib import closing
 
 import mariadb_database
 import pytest
@@ -47,6 +50,21 @@ def server():
 @pytest.fixture
 def database(server):
     return mariadb_database.Database(server)
+
+
+class Captured:
+    """A capture that runs in a thread; use it in ``with``."""
+
+    def __init__(self, url, folder):
+        self.capture = ms.capture(url, to=folder, name="shop")
+        self.thread = threading.Thread(target=self.capture.run)
+
+    def __enter__(self):
+        self.thread.start()
+
+    def __exit__(self, *_):
+        self.capture.stop()
+        self.thread.join()
 
 
 def capture(database, folder):
@@ -121,3 +139,56 @@ def test_a_copy_in_sqlite_has_the_values_that_programs_expect(tmp_path, database
     session.close()
     expected = ("18446744073709551615", "-12.30", 1.1, b"\x00\xff", "2026-01-02T03:04:05.678901")
     assert found == expected
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.thorough)])
+def test_a_copy_is_compared_with_the_server_at_one_place_and_repaired(tmp_path, database, seed):
+    """While a session writes; the rows that are wrong are those that the test knows to be, and no others."""
+    dice, stop = random.Random(seed), threading.Event()
+    database.run(CREATE, INSERT, "CREATE TABLE u (id INT PRIMARY KEY, n INT)")
+    keys = [(n, part) for n in range(40) for part in ("a", "B", "é")]
+    database.run(
+        *(
+            f"INSERT INTO t (id, part, d, g) VALUES ({n}, '{part}', {n}.5, {n}e-3)"
+            for n, part in keys
+        )
+    )
+    target, log = f"sqlite:///{tmp_path}/copy.db", tmp_path / "log"
+    capture(database, log)
+    ms.apply("shop", target, log=log).run(until="caught-up")
+
+    def write():
+        for number in range(100_000):
+            if stop.wait(0.01):
+                return
+            database.run(
+                f"INSERT INTO u VALUES ({number}, 0)",
+                f"UPDATE u SET n = n + 1 WHERE id > {number - 5}",
+                f"DELETE FROM u WHERE id < {number - 20}",
+            )
+
+    writer = threading.Thread(target=write)
+    gone, changed, hidden = dice.sample(keys, 3)
+    with closing(sqlite3.connect(tmp_path / "copy.db")) as copy:
+        copy.execute("DELETE FROM t WHERE id = ? AND part = ?", (str(gone[0]), gone[1]))
+        copy.execute("UPDATE t SET g = -1 WHERE id = ? AND part = ?", (str(changed[0]), changed[1]))
+        copy.execute("INSERT INTO t (id, part) VALUES ('77', 'nobody')")
+        copy.commit()
+    # What a session does not log, no log has.
+    database.run(
+        "SET SESSION sql_log_bin = 0",
+        f"UPDATE t SET d = 99 WHERE id = {hidden[0]} AND part = '{hidden[1]}'",
+    )
+    with Captured(database.url(), log):
+        writer.start()
+        try:
+            found = ms.reconcile("shop", database.url(), target, log=log).run(repair=True)
+            assert ms.reconcile("shop", database.url(), target, log=log).run().faults == 0
+        finally:
+            stop.set()
+            writer.join()
+    t, u = found.tables
+    assert (t.rows, u.faults) == (121, 0)
+    assert [(row["id"], row["part"]) for row in t.missing] == [gone]
+    assert sorted((row["id"], row["part"]) for row in t.differing) == sorted([changed, hidden])
+    assert [(row["id"], row["part"]) for row in t.surplus] == [(77, "nobody")]

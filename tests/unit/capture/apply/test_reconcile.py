@@ -70,6 +70,7 @@ def test_a_copy_that_others_wrote_to_is_repaired_while_the_source_is_written(tmp
     source, target = f"sqlite:///{tmp_path / 'shop.db'}", f"sqlite:///{tmp_path / 'copy.db'}"
     folder, dice = tmp_path / "log", random.Random(1)
     with Captured(source, folder), Writer(shop.execute, 1, "BEGIN IMMEDIATE"):
+        ms.apply("shop", target, log=folder).run(until="caught-up")
         compared = ms.reconcile("shop", source, target, log=folder)
         assert compared.run().faults == 0
         gone, changed = damage(tmp_path / "copy.db", dice)
@@ -94,6 +95,7 @@ def test_a_copy_that_others_wrote_to_is_repaired_while_the_source_is_written(tmp
 def test_all_rows_may_be_wrong_and_memory_hold_few(tmp_path, shop):
     source, target = f"sqlite:///{tmp_path / 'shop.db'}", f"sqlite:///{tmp_path / 'copy.db'}"
     with Captured(source, tmp_path / "log"):
+        ms.apply("shop", target, log=tmp_path / "log").run(until="caught-up")
         compared = ms.reconcile("shop", source, target, log=tmp_path / "log")
         compared.run()
         session = sqlite3.connect(tmp_path / "copy.db")
@@ -112,9 +114,32 @@ def test_all_rows_may_be_wrong_and_memory_hold_few(tmp_path, shop):
         assert compared.run().faults == 0
 
 
+@pytest.mark.parametrize("scheme", ["sqlite", "parquet"])
+def test_a_target_that_is_no_copy_is_refused_and_not_made(tmp_path, shop, scheme):
+    source, target = f"sqlite:///{tmp_path / 'shop.db'}", f"{scheme}:///{tmp_path / 'copi'}"
+    with Captured(source, tmp_path / "log"):
+        compared = ms.reconcile("shop", source, target, log=tmp_path / "log")
+        with pytest.raises(ConfigError, match=r"copi is no copy of the capture 'shop'.*apply"):
+            compared.run(repair=True)
+    assert not (tmp_path / "copi").exists()
+
+
+def test_a_database_that_nothing_was_applied_to_is_refused(tmp_path, shop):
+    source, other = f"sqlite:///{tmp_path / 'shop.db'}", tmp_path / "other.db"
+    with sqlite3.connect(other) as session:
+        session.execute("CREATE TABLE a (id INTEGER PRIMARY KEY)")
+    session.close()
+    with Captured(source, tmp_path / "log"):
+        compared = ms.reconcile("shop", source, f"sqlite:///{other}", log=tmp_path / "log")
+        with pytest.raises(ConfigError, match="nothing of it was ever applied"):
+            compared.run()
+    assert rows(other, "a") == []
+
+
 def test_a_capture_that_does_not_run_is_said_to_be_needed(tmp_path, shop):
     source, target = f"sqlite:///{tmp_path / 'shop.db'}", f"sqlite:///{tmp_path / 'copy.db'}"
     ms.capture(source, to=tmp_path / "log", name="shop").run(until="caught-up")
+    ms.apply("shop", target, log=tmp_path / "log").run(until="caught-up")
     shop.execute("INSERT INTO b VALUES (77, 0)")
     compared = ms.reconcile("shop", source, target, log=tmp_path / "log")
     with pytest.raises(RetriableError, match="capture 'shop' has not come to"):
@@ -123,8 +148,8 @@ def test_a_capture_that_does_not_run_is_said_to_be_needed(tmp_path, shop):
 
 
 def test_a_source_that_cannot_be_compared_is_refused():
-    with pytest.raises(ConfigError, match="mariadb://"):
-        ms.reconcile("shop", "mariadb://root@localhost/shop", "sqlite:///copy.db")
+    with pytest.raises(ConfigError, match="oracle://… Give"):
+        ms.reconcile("shop", "oracle://root:secret@localhost/shop", "sqlite:///copy.db")
 
 
 def test_a_copy_in_postgres_is_compared_and_repaired(tmp_path):
@@ -137,6 +162,10 @@ def test_a_copy_in_postgres_is_compared_and_repaired(tmp_path):
         )
         target = server.url("copy")
         with Captured(shop.url, tmp_path):
+            compared = ms.reconcile("shop", shop.url, target, log=tmp_path)
+            with pytest.raises(ConfigError, match="nothing of it was ever applied"):
+                compared.run()
+            ms.apply("shop", target, log=tmp_path).run(until="caught-up")
             compared = ms.reconcile("shop", shop.url, target, log=tmp_path)
             assert compared.run().faults == 0
             import psycopg

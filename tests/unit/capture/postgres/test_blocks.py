@@ -143,7 +143,9 @@ def layout(oids):
 
 
 def tracker(oids):
-    made = PgTableTracker({str(OID): {"schema": "public", "table": "t", "state": "done"}}, list)
+    made = PgTableTracker(
+        {str(OID): {"schema": "public", "table": "t", "state": "done"}}, list, dict
+    )
     made._layouts[OID] = layout(oids)
     return made
 

@@ -11,6 +11,7 @@ from example_counts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millstream.kernels.decode.debezium_columns import PlainKeys
 from millstream.kernels.decode.debezium_records import DebeziumDecoder, DebeziumFormat
 from millstream.kernels.decode.debezium_values import PLACEHOLDER, ColumnEncoding
 from millstream.kernels.decode.fields import Field
@@ -115,13 +116,24 @@ def envelopes(draw):
     return draw(st.sampled_from([text] * 9 + [None, b"", b"[]", text[:-1], b" " + text + b"\n"]))
 
 
-def records(values):
+KEYS = (
+    b'{"id":1}',
+    b'{"id": 1}',
+    b'{"id":"a,\\"x\\":"}',
+    b'{"id":1,"x":2}',
+    b'{"x":1}',
+    b"[",
+    None,
+)
+
+
+def records(values, keys=None):
     count = len(values)
     return pa.record_batch(
         {
             "offset": pa.array(range(count), pa.int64()),
             "timestamp": pa.array([1_700_000_000_000] * count, pa.timestamp("ms", "UTC")),
-            "key": pa.array([b'{"id": 1}'] * count, pa.binary()),
+            "key": pa.array(keys or [b'{"id": 1}'] * count, pa.binary()),
             "value": pa.array(values, pa.binary()),
         }
     )
@@ -138,14 +150,51 @@ def outcome(decoded):
     transactions=st.booleans(),
     several=st.booleans(),
     decimals=st.sampled_from([None, "string", "double"]),
+    strict=st.booleans(),
+    data=st.data(),
 )
-def test_in_blocks_and_record_by_record_give_the_same(values, transactions, several, decimals):
+def test_in_blocks_and_record_by_record_give_the_same(
+    values, transactions, several, decimals, strict, data
+):
     encodings = tuple((one.name, ColumnEncoding(decimals, time_unit="us")) for one in FIELDS)
-    form = DebeziumFormat(KEY, encodings, transactions)
+    form = DebeziumFormat(KEY, encodings, transactions, strict_key=strict)
     decoder = DebeziumDecoder(form, FIELDS)
-    batch = records(values)
+    batch = records(values, [data.draw(st.sampled_from(KEYS)) for _ in values])
     by_record = decoder._by_record(batch, np.arange(len(values)), transactions or not several)
     assert outcome(decoder.decode(batch, several_partitions=several)) == outcome(by_record)
+
+
+def test_a_deletion_and_its_tombstone_leave_the_rows_behind_them_at_their_places():
+    """Where nothing is left to be decoded by itself, and the tombstones are added behind the rows."""
+    written, deleted = (
+        json.dumps({"op": op, "before": None, "after": None, **row}).encode()
+        for op, row in (("c", {"after": {"id": 1}}), ("d", {"before": {"id": 1}}))
+    )
+    values = [written, deleted, None, written]
+    found = DebeziumDecoder(DebeziumFormat(KEY, transactions=True), KEY).decode(
+        records(values), several_partitions=False
+    )
+    assert found.good.tolist() == [0, 1, 2, 3]
+    assert found.table["__kind"].to_pylist() == ["upsert", "delete", "mark", "upsert"]
+
+
+@pytest.mark.parametrize(
+    ("names", "key", "fits"),
+    [
+        (("id",), b'{"id":1}', True),
+        (("id",), b'{"id":"a,\\"b\\":{"}', True),
+        (("id",), b'{"id":1,"part":2}', False),
+        (("id", "part"), b'{"part":"}","id":-1.5}', True),
+        (("id", "part"), b'{"id":1,"id":2}', False),
+        (("id", "part"), b'{"id":1}', False),
+        (("é.*",), '{"é.*":null}'.encode(), True),
+        (("é.*",), '{"ééé":1}'.encode(), False),
+        (('a"b',), b'{"a\\"b":1}', True),
+        (("id",), None, False),
+    ],
+)
+def test_keys_with_other_columns_are_not_plain(names, key, fits):
+    assert PlainKeys(names).fit(pa.array([key], pa.binary())).tolist() == [fits]
 
 
 def test_records_as_capture_writes_them_are_decoded_in_blocks():

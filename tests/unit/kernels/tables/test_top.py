@@ -174,7 +174,11 @@ def test_the_views_of_first_rows_do_not_depend_on_batches_partitions_or_crashes(
     table = app.table("t", SCHEMA, key="id").with_columns(x=FLOAT)
     for ties in TIES:
         table.top(2, by="x", per="g", ties=ties, rank="place").view(ties)
-    stream_of(app).top(2, by=("w", "asc"), per="v", rank="place").view("stream")
+    stream = stream_of(app)
+    stream.top(2, by=("w", "asc"), per="v", rank="place").view("stream")
+    only = stream.top(1, by="w", per="v")
+    assert only.primary_key == ("v",)  # no rank is needed to tell the one row of a group
+    only.view("only")
     rows = [
         testing.Row(
             json.dumps({"id": str(n % 7), "g": "ab"[n % 2], "v": n * n % 5}).encode(),
@@ -185,6 +189,8 @@ def test_the_views_of_first_rows_do_not_depend_on_batches_partitions_or_crashes(
     came = events([(n, "ab"[n % 2], n % 3, n * n % 11) for n in range(40)])
     out = testing.replay(app, {"t": rows, "events": came}, batchings=4, crash=2)
     assert out["stream"].height == 6
+    greatest = {v: max(n * n % 11 for n in range(40) if n % 3 == v) for v in range(3)}
+    assert dict(out["only"].select("v", "w").iter_rows()) == greatest
 
 
 def test_what_has_no_order_is_refused_where_it_is_declared():

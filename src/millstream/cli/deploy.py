@@ -1,0 +1,137 @@
+"""``millstream deploy``: puts an edited app in the place of what has run."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from millstream.cli.plan import edited_app, edited_app_options, print_plan
+from millstream.cli.stop import stop_app
+from millstream.cli.tables import json_option, pluralize, print_json
+
+if TYPE_CHECKING:
+    from millstream.ops.deploy import DeployResult
+    from millstream.pipeline.app import App
+    from millstream.spark.local_run import LocalProgress
+
+OnBatch = Callable[["LocalProgress"], None]
+EXIT_NOT_SWITCHED = 3
+
+
+@click.command()
+@edited_app_options
+@click.option(
+    "--stop", is_flag=True, help="Stop the app, if it runs, once the new state is nearly there."
+)
+@click.option(
+    "--timeout", default="1 minute", show_default=True, help="With --stop: how long to wait for it."
+)
+@click.option(
+    "--records-per-second",
+    type=click.IntRange(min=1),
+    help="Read the log no faster than this, to leave the machine to what runs.",
+)
+@click.option(
+    "--gone-ok",
+    is_flag=True,
+    help="Rebuild although the log no longer holds all records: what is rebuilt lacks them, and says so.",
+)
+@json_option
+@click.pass_context
+def deploy(
+    context: click.Context,
+    file: str,
+    name: str | None,
+    *,
+    address: Path | str | None,
+    same_expressions: bool,
+    stop: bool,
+    timeout: str,
+    records_per_second: int | None,
+    gone_ok: bool,
+    as_json: bool,
+) -> None:
+    """Put the app in FILE, as it is now, in the place of what has run.
+
+    What `millstream plan` says is rebuilt is computed from the log, in this process and beside the app, which
+    may run meanwhile. All else keeps its state. Once the app is stopped, one transaction puts the new state and
+    the rebuilt views in place: readers see the old app or the new one. Then run it: `millstream run`.
+
+    A deployment that is stopped or killed resumes when it is called again. The exit code is 3 if the app runs, so
+    that it has to be stopped first; 1 and 2 are errors.
+
+    \b
+    Examples:
+      millstream deploy app.py
+      millstream deploy app.py --stop && millstream run app.py
+      millstream deploy app.py --records-per-second 20000
+    """
+    from millstream.ops.deploy import deploy as work
+
+    app = edited_app(file, name, address)
+
+    def attempt() -> DeployResult:
+        with shown_batches(as_json=as_json, records_per_second=records_per_second) as on_batch:
+            return work(app, on_batch, same_expressions=same_expressions, gone_ok=gone_ok)
+
+    done = attempt()
+    if stop and not done.switched:
+        stop_app(app.name, app.folder, timeout)
+        done = attempt()  # reads what the app has read since
+    _report(app, done, as_json=as_json)
+    context.exit(0 if done.switched else EXIT_NOT_SWITCHED)
+
+
+def _report(app: App, done: DeployResult, *, as_json: bool) -> None:
+    if as_json:
+        values = {"records": done.records, "switched": done.switched, "plan": done.plan.to_dict()}
+        print_json({"app": app.name, **values})
+        return
+    print_plan(done.plan, advice=False)
+    read = f"read {pluralize(done.records, 'record')}"
+    if done.switched:
+        click.echo(f"{app.name} is deployed ({read}). Its next run goes on with it.")
+    else:
+        click.echo(
+            f"The new state of {app.name} is computed ({read}), and the app runs. Stop it (millstream stop "
+            f"{app.name}) and deploy again, which reads what it has read since; or use --stop."
+        )
+
+
+@contextmanager
+def shown_batches(*, as_json: bool, records_per_second: int | None) -> Iterator[OnBatch]:
+    """Yield what is called after each batch: it waits if the log is read too fast, and shows how far it is."""
+    began, read = time.monotonic(), 0
+
+    def throttle(progress: LocalProgress) -> None:
+        nonlocal read
+        read += progress.read
+        if records_per_second is not None:
+            time.sleep(max(0.0, read / records_per_second - (time.monotonic() - began)))
+
+    if as_json or not sys.stderr.isatty():
+        yield throttle
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    speed = TextColumn(
+        "{task.completed:,.0f} of {task.total:,.0f} records, {task.fields[rate]:,.0f}/s"
+    )
+    columns = (TextColumn("reading the log"), BarColumn(), speed, TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None, rate=0.0, visible=False)
+
+        def show(progress: LocalProgress) -> None:
+            throttle(progress)
+            rate = read / max(time.monotonic() - began, 1e-3)
+            total = read + progress.left
+            bar.update(task, completed=read, total=total, rate=rate, visible=True)
+
+        yield show

@@ -1,0 +1,154 @@
+"""``millstream plan``: what an edited app would do to the state that it has, before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from millstream.cli.run import find_app, split_file
+from millstream.cli.tables import Address, json_option, pluralize, print_json
+from millstream.durations import format_us
+
+if TYPE_CHECKING:
+    from millstream.ops.plan import ChangePlan
+    from millstream.pipeline.app import App
+    from millstream.views.state_store.program_change import PartChange
+
+Command = Callable[..., Any]
+
+_COLORS = {"keeps": "green", "drops": "yellow", "rebuilds": "yellow", "refuses": "red"}
+
+
+def edited_app_options(command: Command) -> Command:
+    """Take the file of an app, and how it is compared with what has run."""
+    for option in (
+        click.option(
+            "--same-expressions",
+            is_flag=True,
+            help="After an upgrade of polars or Python: confirm that expressions with unchanged text are the same.",
+        ),
+        click.option(
+            "--log",
+            "address",
+            metavar="FOLDER|kafka://HOST:PORT",
+            type=Address(file_okay=False, path_type=Path),
+            help="The log, instead of the one that the app names; where it names none, MILLSTREAM_LOG.",
+        ),
+        click.option(
+            "--app", "name", help="Which app, where the file declares several: as FILE:APP."
+        ),
+        click.argument("file", metavar="FILE[:APP]"),
+    ):
+        command = option(command)
+    return command
+
+
+def edited_app(file: str, name: str | None, address: Path | str | None) -> App:
+    """Load the app of a file, over the log at an address if one is given."""
+    path, name = split_file(file, name)
+    app = find_app(path, name)
+    if address is not None:
+        app.use_log(address)
+    return app
+
+
+@click.command()
+@edited_app_options
+@json_option
+@click.pass_context
+def plan(
+    context: click.Context,
+    file: str,
+    name: str | None,
+    *,
+    address: Path | str | None,
+    same_expressions: bool,
+    as_json: bool,
+) -> None:
+    """Show what the app in FILE, as it is now, would do to the state that it has.
+
+    For each stateful step and each output: whether it keeps what there is, is rebuilt from the log, is
+    dropped, or refuses; why; how many records are read again, and how long that takes. It changes nothing, and
+    the app may run meanwhile.
+
+    The exit code is 0 if everything keeps, 3 if something is rebuilt or dropped, 4 if it is
+    refused, and 5 if a rebuild needs records that the log no longer holds; 1 and 2 are errors.
+
+    \b
+    Examples:
+      millstream plan app.py
+      millstream plan app.py --json
+      millstream plan app_folder.py:billing && millstream run app_folder.py:billing
+    """
+    from millstream.ops.plan import plan_change
+
+    app = edited_app(file, name, address)
+    found = plan_change(app, same_expressions=same_expressions)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        print_plan(found)
+    context.exit(found.exit_code)
+
+
+def print_plan(plan: ChangePlan, *, advice: bool = True) -> None:
+    """Print a plan for people: part by part; with ``advice`` then what it costs and what to do next."""
+    if plan.boundary is None:
+        click.echo(f"{plan.app} has no state yet: its first run reads the log from its start.")
+        return
+    for part in plan.change.parts:
+        _print_part(part)
+    for refusal in plan.change.refusals:
+        click.echo(f"{click.style('refuses', fg='red')}   the app: {refusal}")
+    for sentence in _sentences(plan) if advice else ():
+        click.echo(sentence)
+
+
+def _print_part(part: PartChange) -> None:
+    verdict = click.style(f"{part.verdict:<9}", fg=_COLORS[part.verdict])
+    was = f" (was {part.was!r})" if part.was is not None else ""
+    click.echo(f"{verdict} {part.kind} {part.name!r}{was}")
+    for why in part.why:
+        click.echo(f"{'':<10}  {why}")
+
+
+def _sentences(plan: ChangePlan) -> list[str]:
+    """Say what a rebuild costs, and what to do next."""
+    if plan.verdict == "keeps":
+        return ["A run resumes where the last one stopped."]
+    if plan.verdict == "refuses":
+        return [_REFUSED.format(app=plan.app)]
+    return [*_read_again(plan), _ADVICE]
+
+
+_REFUSED = (
+    "A run is refused, and nothing of {app} changes. Undo what is refused, or give the app another name to build "
+    "its state from the log, beside the old."
+)
+_ADVICE = (
+    "A run is refused until then. millstream deploy computes what is rebuilt beside the app, and puts it in place; "
+    "all else keeps its state. Or undo the change."
+)
+
+
+def _read_again(plan: ChangePlan) -> list[str]:
+    if plan.verdict != "rebuilds":
+        return []
+    ranges = ", ".join(
+        f"{one.topic}/{one.partition} [{one.start}, {one.end})" for one in plan.replays
+    )
+    sentences = [f"Read again: {pluralize(plan.records, 'record')} ({ranges or 'none'})."]
+    if plan.seconds is None:
+        sentences.append("How long that takes is not known: no batch of the app was measured yet.")
+    else:
+        about = format_us(max(1, round(plan.seconds)) * 1_000_000)
+        speed = f"{plan.records_per_s:,.0f} records a second, the speed of its largest batch"
+        sentences.append(f"That takes about {about}, at {speed}.")
+    if plan.gone:
+        sentences.append(
+            f"The log no longer holds {pluralize(plan.gone, 'record')} before these: what is rebuilt lacks them."
+        )
+    return sentences

@@ -1,0 +1,98 @@
+"""Comparing an edited app with the one that has run, before it takes its place: `millstream compare`.
+
+What the edit rebuilds is computed beside the app, as a deployment does it (`ops/deploy.py`), up to the position
+that the rows of the live view are of. So both versions of a view are compared at one position, also while
+the app runs; of several views each at its own. A deployment goes on with what was computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from millstream.ops.deploy import Deployment, prepare
+from millstream.ops.plan import ChangePlan, plan_change
+from millstream.ops.view_difference import Threshold, ViewDifference, compare_rows
+from millstream.views.query import Query
+from millstream.views.store_location import open_state_store
+
+if TYPE_CHECKING:
+    from millstream.pipeline.app import App
+    from millstream.spark.local_run import LocalProgress
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The views that an edit rebuilds, each beside what it is now.
+
+    ``positions`` says of which position of the log each was compared; ``new`` are the views that there are not yet.
+    """
+
+    app: str
+    plan: ChangePlan
+    views: tuple[ViewDifference, ...] = ()
+    positions: Mapping[str, Any] | None = None
+    new: tuple[str, ...] = ()
+
+    def failing(self, thresholds: Sequence[Threshold]) -> list[str]:
+        """Return a text for each condition that holds for a view."""
+        return [
+            f"{view.view}: {threshold.text}"
+            for view in self.views
+            for threshold in thresholds
+            if threshold.holds(view)
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {
+            "app": self.app,
+            "verdict": self.plan.verdict,
+            "views": [
+                {**view.to_dict(), "position": (self.positions or {}).get(view.view)}
+                for view in self.views
+            ],
+            "new_views": list(self.new),
+        }
+
+
+def compare(
+    app: App,
+    on_batch: Callable[[LocalProgress], None] | None = None,
+    *,
+    same_expressions: bool = False,
+    gone_ok: bool = False,
+    sample_rows: int = 5,
+    rows_per_batch: int = 100_000,
+) -> Comparison:
+    """Compare the views that an edit of an app rebuilds with those that there are. The app is not changed.
+
+    The arguments are those of :func:`millstream.ops.deploy.deploy`; ``sample_rows`` is how many rows that differ are
+    returned of each view.
+
+    Raises:
+        ConfigError: the edit cannot be deployed, or a view has another key.
+    """
+    plan = plan_change(app, same_expressions=same_expressions)
+    deployment = prepare(app, plan, same_expressions=same_expressions, gone_ok=gone_ok)
+    if deployment is None:
+        return Comparison(app.name, plan)
+    deployment.compute(on_batch, rows_per_batch)
+    views: list[ViewDifference] = []
+    positions: dict[str, Any] = {}
+    with open_state_store(app.state_store, readonly=True) as live:
+        there = {schema.name for schema in live.views()}
+        for view in sorted(deployment.rebuilt_views & there):
+            found = live.select(view, Query())
+            deployment.compute(on_batch, rows_per_batch, found.position)
+            key = _key_of(deployment, view)
+            after = deployment.rows(view)
+            views.append(compare_rows(view, key, found.rows, after, sample_rows=sample_rows))
+            positions[view] = found.position
+    new = tuple(sorted(deployment.rebuilt_views - there))
+    return Comparison(app.name, plan, tuple(views), positions, new)
+
+
+def _key_of(deployment: Deployment, view: str) -> tuple[str, ...]:
+    return next(sink.key for sink in deployment.plan.sinks if sink.name == view)

@@ -1,0 +1,360 @@
+"""Deploying an edited app: what it changes is computed beside the app that runs, and then takes its place.
+
+1. The plan says what is rebuilt (`ops/plan.py`). A program of these parts alone is compiled, with all that is
+   above them.
+2. It reads the log from its start up to the app's position, into ``next/`` in the app's folder. The app may
+   run meanwhile; nothing that it reads or writes is touched. A deployment that is stopped or killed resumes.
+3. Once the app is stopped, the rest is read, and one transaction of the app's state store puts state and views of
+   the parts in the place of the old ones (`views/state_store/program_switch.py`, with the crash table). Steps
+   that keep their state keep it; topics, datasets and functions go on.
+
+What the app was then is kept in ``previous/`` (`ops/previous_version.py`), so that going back reads only what came
+since. ``next/`` is removed after that; a crash before leaves it, and the next deployment removes it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from millstream.client.open import open_reader
+from millstream.client.reader import Reader
+from millstream.errors import ConfigError
+from millstream.kernels.adopted_state import StatePart, combine_state
+from millstream.kernels.definition import canonical_text
+from millstream.kernels.plan import ForeachSinkSpec, JobPlan, ViewSinkSpec
+from millstream.object_store.address import is_url
+from millstream.ops.plan import ChangePlan, buckets_of_state, plan_change
+from millstream.ops.previous_version import BEGUN_FROM, PreviousVersion, keep_previous, link_runs
+from millstream.pipeline.compiler import compile_plan
+from millstream.pipeline.graph import Output
+from millstream.views.commit.committer import DEAD_LETTERS_VIEW, view_schemas
+from millstream.views.commit.open_committer import open_committer
+from millstream.views.coverage import (
+    STATE_STORE_VIEW,
+    BatchBoundary,
+    CoverageSpan,
+    OutputCoverage,
+    OutputSink,
+    initial_coverage,
+)
+from millstream.views.runs.control_files import active_runs, check_no_reset, hold_run_lock
+from millstream.views.schema import JOB
+from millstream.views.sink import RunStart
+from millstream.views.state_store.program import StoredProgram
+from millstream.views.state_store.program_paths import ProgramPaths
+from millstream.views.state_store.program_switch import ProgramSwitch, RebuiltView
+from millstream.views.state_store.program_tables import RunProgram
+from millstream.views.state_store.store import StateStore
+from millstream.views.store_location import STATE_STORE_FILE, open_state_store
+
+if TYPE_CHECKING:
+    from millstream.pipeline.app import App
+    from millstream.spark.local_run import LocalProgress
+
+NEXT_FOLDER = "next"
+
+
+@dataclass(frozen=True)
+class DeployResult:
+    """What a deployment did.
+
+    ``switched``: the app's next run goes on with the new program. Otherwise the app was running: stop it, and
+    deploy again, which reads what it has read since. ``records`` were read by this deployment.
+    """
+
+    app: str
+    plan: ChangePlan
+    records: int
+    switched: bool
+
+
+def deploy(
+    app: App,
+    on_batch: Callable[[LocalProgress], None] | None = None,
+    *,
+    same_expressions: bool = False,
+    gone_ok: bool = False,
+    rows_per_batch: int = 100_000,
+) -> DeployResult:
+    """Compute what an edited app changes, and let it take the place of the app before.
+
+    Args:
+        on_batch: Called after every batch that was computed; if it raises, the deployment stops and can be resumed.
+        same_expressions: As in :meth:`millstream.App.run`.
+        gone_ok: Rebuild although the log no longer holds all records; what is rebuilt lacks them, and says so.
+        rows_per_batch: The most records that are in memory at once.
+
+    Raises:
+        ConfigError: the plan refuses, the log no longer holds all that is needed, or the runs of state are in an
+            object store.
+        ConflictError: the app was run meanwhile. Deploy again.
+    """
+    plan = plan_change(app, same_expressions=same_expressions)
+    deployment = prepare(app, plan, same_expressions=same_expressions, gone_ok=gone_ok)
+    if deployment is None:
+        _remove_next(app)
+        return DeployResult(app.name, plan, 0, switched=True)
+    records = deployment.compute(on_batch, rows_per_batch)
+    if active_runs(app.folder):
+        return DeployResult(app.name, plan, records, switched=False)
+    deployment.switch()
+    _remove_next(app)
+    return DeployResult(app.name, plan, records, switched=True)
+
+
+def prepare(
+    app: App, plan: ChangePlan, *, same_expressions: bool, gone_ok: bool
+) -> Deployment | None:
+    """Return the deployment of an edited app; None if a run goes on without one.
+
+    Raises:
+        ConfigError: it is not possible; see :func:`deploy`.
+    """
+    _check_possible(app, plan, gone_ok=gone_ok)
+    if plan.boundary is None or (plan.verdict == "keeps" and not plan.change.moves_state):
+        return None
+    with open_state_store(app.state_store, readonly=True) as store:
+        stored = store.program(app.name, JOB)
+    assert stored is not None, "there is a boundary"
+    if stored.partitioning.get("state_buckets"):
+        raise ConfigError(
+            f"{app.name} was rescaled, and has not run since. Run it once as it was, and then deploy."
+        )
+    return Deployment(app, plan, stored, same_expressions)
+
+
+def _remove_next(app: App) -> None:
+    """Remove what was computed beside the app, once it is in place or no longer wanted."""
+    shutil.rmtree(app.folder / NEXT_FOLDER, ignore_errors=True)
+
+
+def _check_possible(app: App, plan: ChangePlan, *, gone_ok: bool) -> None:
+    check_no_reset(app.folder)
+    if plan.verdict == "refuses":
+        refused = [*plan.change.refusals]
+        refused += [
+            f"{part.kind} {part.name!r}: {'; '.join(part.why)}"
+            for part in plan.change.parts
+            if part.verdict == "refuses"
+        ]
+        raise ConfigError(
+            f"{app.name} cannot take the place of what has run: {'; '.join(refused)}. Undo that, or give the app "
+            "another name."
+        )
+    if plan.verdict == "rebuilds" and plan.gone and not gone_ok:
+        raise ConfigError(
+            f"The log no longer holds {plan.gone} records that {app.name} has read before: what is rebuilt would lack "
+            "them. Confirm it by --gone-ok, or undo the change."
+        )
+    if is_url(app.state) and plan.verdict == "rebuilds":
+        raise ConfigError(
+            f"The runs of state of {app.name} are in an object store, into which a deployment cannot put any. Give the "
+            "app another name to build its state again."
+        )
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One edited app beside the state that another program has left.
+
+    ``change`` is what was planned, and ``stored`` the program that made the state.
+    """
+
+    app: App
+    change: ChangePlan
+    stored: StoredProgram
+    same_expressions: bool
+
+    @property
+    def folder(self) -> Path:
+        return self.app.folder / NEXT_FOLDER
+
+    @property
+    def plan(self) -> JobPlan:
+        return self.app.plan(buckets_of_state(self.stored))
+
+    @property
+    def program(self) -> StoredProgram:
+        return StoredProgram.of(self.plan, self.stored.partitioning)
+
+    @property
+    def ends(self) -> Mapping[str, Any]:
+        assert self.change.boundary is not None, "without a batch nothing is deployed"
+        return self.change.boundary.position
+
+    @property
+    def rebuilt_views(self) -> set[str]:
+        """The views whose rows are computed anew."""
+        return {
+            part.name
+            for part in self.change.change.parts
+            if part.kind == "view" and part.verdict == "rebuilds"
+        }
+
+    def outputs(self) -> list[Output]:
+        """Return the outputs that lead to all that is rebuilt. Only views of the state store keep their sinks."""
+        parts = self.change.change.parts
+        steps = {one.key for one in parts if one.kind == "step" and one.verdict == "rebuilds"}
+        program, found = self.program, []
+        paths = ProgramPaths(program)
+        for output in self.app.outputs:
+            above = paths.steps_of(program.outputs[output.name])
+            if output.name in self.rebuilt_views and output.spec == ViewSinkSpec():
+                found.append(output)
+            elif steps & above:
+                found.append(replace(output, spec=ForeachSinkSpec(_discard)))
+        return found
+
+    def compute(
+        self,
+        on_batch: Callable[[LocalProgress], None] | None,
+        rows_per_batch: int,
+        position: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Compute what is rebuilt up to a position, by default the app's as it was planned.
+
+        Return how many records that read.
+        """
+        outputs = self.outputs()
+        if not outputs:
+            return 0
+        from millstream.spark.local_run import LocalRun  # noqa: PLC0415 - loads pyspark
+
+        part = self._part(outputs)
+        ends = _end_offsets(open_reader(self.app.log), part, position or self.ends)
+        self._remove_other(part, ends)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        read = []
+
+        def count(progress: LocalProgress) -> None:
+            read.append(progress.read)
+            if on_batch is not None:
+                on_batch(progress)
+
+        run = LocalRun(part, self.app.log, self.folder, self._store, rows_per_batch)
+        if not self._store.exists():
+            PreviousVersion(self.app.name, self.app.folder).begin(run, part, ends)
+        run.run(ends, count, partitioning=dict(self.stored.partitioning))
+        return sum(read)
+
+    def rows(self, view: str) -> pl.DataFrame:
+        """Return the rows of a rebuilt view as they have been computed."""
+        with open_state_store(self._store, readonly=True) as store:
+            return store.scan(view)
+
+    def switch(self) -> None:
+        """Let the new program take the place of the one before. The app is stopped."""
+        with (
+            open_committer(self.plan, self.app.state_store, self.app.log) as committer,
+            hold_run_lock(
+                self.app.folder, committer.state_store.newest_run(self.app.name, JOB) + 1
+            ),
+        ):
+            checkpoint_id = committer.state_store.checkpoint_id(self.app.name, JOB)
+            assert checkpoint_id is not None, "it has committed batches"
+            committer.switch_program(
+                JOB,
+                checkpoint_id,
+                lambda start, beginning: self._switch(committer.state_store, start, beginning),
+                partitioning=self.stored.partitioning,
+                same_expressions=self.same_expressions,
+            )
+
+    def _switch(self, live: StateStore, start: RunStart, beginning: RunProgram) -> ProgramSwitch:
+        there = {schema.name for schema in live.views()} - {DEAD_LETTERS_VIEW}
+        declared = {sink.name for sink in self.plan.sinks if sink.spec == ViewSinkSpec()}
+        replaced = sorted(there & self.rebuilt_views | there - declared)
+        if not is_url(self.app.state):  # runs in an object store cannot be kept by links
+            keep_previous(self.app.folder, live, self.app.name, replaced, beginning.at)
+        kept = StatePart(live.state_manifests(self.app.name, JOB), self.change.change.kept)
+        outputs = self.outputs()
+        if not outputs:
+            manifests = combine_state(self.plan, kept, StatePart({}, {}))
+            return ProgramSwitch(beginning, self.ends, manifests)
+        names = _NewNames(start.run)
+        link_runs(self.folder / "runs", self.app.folder / "runs", names)
+        with open_state_store(self._store, readonly=True) as store:
+            keys = _keys_in_part(self.program, self._part(outputs))
+            rebuilt = StatePart(store.state_manifests(self.app.name, JOB), keys, names)
+            schemas = [one for one in view_schemas(self.plan) if one.name in self.rebuilt_views]
+            views = [RebuiltView(schema, store.scan(schema.name)) for schema in schemas]
+        manifests = combine_state(self.plan, kept, rebuilt)
+        return ProgramSwitch(beginning, self.ends, manifests, views, self._coverage(beginning.at))
+
+    def _coverage(self, at: str) -> dict[OutputSink, OutputCoverage]:
+        """Return the coverage of rebuilt views: of all that the log holds."""
+        starts: dict[str, dict[str, int]] = {}
+        for one in self.change.replays:
+            starts.setdefault(one.topic, {})[str(one.partition)] = one.start
+        with open_state_store(self._store, readonly=True) as store:
+            has_all = store.description(self.app.name, BEGUN_FROM) is not None
+        since = BatchBoundary(0, starts, at) if self.change.gone and not has_all else None
+        return {
+            (name, label): replace(one, spans=(CoverageSpan(since),))
+            for (name, label), one in initial_coverage(self.plan).items()
+            if label == STATE_STORE_VIEW and name in self.rebuilt_views
+        }
+
+    def _part(self, outputs: list[Output]) -> JobPlan:
+        buckets = buckets_of_state(self.stored)
+        return compile_plan(self.app.name, outputs, buckets, self.app.on_error)
+
+    @property
+    def _store(self) -> Path:
+        return self.folder / STATE_STORE_FILE
+
+    def _remove_other(self, part: JobPlan, ends: Mapping[str, list[int]]) -> None:
+        """Remove what was computed for another edit, with other buckets, or past the app: it was restored since."""
+        if not self._store.exists():
+            shutil.rmtree(self.folder, ignore_errors=True)
+            return
+        now = StoredProgram.of(part, self.stored.partitioning)
+        with open_state_store(self._store) as store:
+            known, read = store.program(self.app.name, JOB), store.position(self.app.name)
+        past = any(
+            offset > ends[topic][int(partition)]
+            for topic, offsets in read.items()
+            for partition, offset in offsets.items()
+            if topic in ends
+        )
+        if known is None or known.to_json() != now.to_json() or past:
+            shutil.rmtree(self.folder)
+
+
+def _discard(_rows: Any, _context: Any) -> None:
+    """Take rows that only lead to state: what is written already is not written again."""
+
+
+def _end_offsets(log: Reader, part: JobPlan, position: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Return where to stop in each partition of the topics of a plan: where the app has read up to."""
+    topics = {source.topic for source in part.sources}
+    return {
+        topic: [
+            max(start, position.get(topic, {}).get(str(partition), start))
+            for partition, (start, _) in enumerate(log.offsets(topic))
+        ]
+        for topic in topics
+    }
+
+
+def _keys_in_part(program: StoredProgram, part: JobPlan) -> dict[str, str]:
+    """Return the key that each step of a program has in a plan of a part of it."""
+    known = {canonical_text(step.description): key for key, step in part.program.steps.items()}
+    texts = {key: canonical_text(step["definition"]) for key, step in program.steps.items()}
+    return {key: known[text] for key, text in texts.items() if text in known}
+
+
+@dataclass(frozen=True)
+class _NewNames:
+    """Names runs by the run that takes them over, so that no earlier run removes them."""
+
+    run: int
+
+    def __call__(self, name: str) -> str:
+        return f"{self.run}-{name.partition('-')[2]}"

@@ -1,0 +1,196 @@
+"""What an edited app would do to its state, before it runs: `millstream plan`.
+
+It reads the app's state store and the ends of its log, and changes nothing. What it says of the parts is
+decided in `views/state_store/program_change.py`; here it becomes records to read, and time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from millstream.client.open import open_reader
+from millstream.client.reader import Reader
+from millstream.errors import UnknownTopicError
+from millstream.kernels.plan import JobPlan
+from millstream.kernels.state.keyhash import Buckets
+from millstream.views.commit.committer import view_schemas
+from millstream.views.coverage import BatchBoundary, initial_coverage
+from millstream.views.position import TOPIC_IDS
+from millstream.views.schema import JOB
+from millstream.views.state_store.program import StoredProgram, find_refusals
+from millstream.views.state_store.program_change import (
+    ProgramChange,
+    ProgramOutputs,
+    ProgramState,
+    Verdict,
+    compare_programs,
+)
+from millstream.views.state_store.store import StateStore
+from millstream.views.store_location import open_state_store, state_store_exists
+
+if TYPE_CHECKING:
+    from millstream.pipeline.app import App
+
+EXIT_CODES: Mapping[Verdict, int] = {"keeps": 0, "drops": 3, "rebuilds": 3, "refuses": 4}
+EXIT_GONE = 5
+"""The exit code if a rebuild needs records that the log no longer holds."""
+
+
+@dataclass(frozen=True)
+class PartitionReplay:
+    """The offsets ``[start, end)`` of a partition that are to be read again.
+
+    ``gone`` are the records before them that the log no longer holds. Offsets are counted: where
+    compaction has removed records, or transactions have left markers, there are fewer records.
+    """
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    gone: int
+
+
+@dataclass(frozen=True)
+class ChangePlan:
+    """What a run of an app, as it is declared now, would do to the state that an earlier one has left.
+
+    ``boundary`` is None where nothing was committed yet, so that nothing can change. ``replays`` are what
+    the parts that rebuild need of the log. ``records_per_s`` is the speed of the app's largest batch; None
+    if none was measured.
+    """
+
+    app: str
+    change: ProgramChange
+    boundary: BatchBoundary | None = None
+    replays: tuple[PartitionReplay, ...] = ()
+    records_per_s: float | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """The most that happens to any part."""
+        return self.change.verdict
+
+    @property
+    def records(self) -> int:
+        """How many records are to be read again, by their offsets."""
+        return sum(one.end - one.start for one in self.replays)
+
+    @property
+    def gone(self) -> int:
+        """How many records the log no longer holds of those that a rebuild needs."""
+        return sum(one.gone for one in self.replays)
+
+    @property
+    def seconds(self) -> float | None:
+        """How long reading them again takes at the measured speed."""
+        return self.records / self.records_per_s if self.records_per_s else None
+
+    @property
+    def exit_code(self) -> int:
+        """0 if a run keeps all there is, 3 if parts rebuild or are dropped, 4 if refused, 5 if records are gone."""
+        if self.verdict == "rebuilds" and self.gone:
+            return EXIT_GONE
+        return EXIT_CODES[self.verdict]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {
+            "app": self.app,
+            "verdict": self.verdict,
+            "exit_code": self.exit_code,
+            "refusals": list(self.change.refusals),
+            "parts": [asdict(part) for part in self.change.parts],
+            "takes_effect_at": None if self.boundary is None else asdict(self.boundary),
+            "read_again": [asdict(one) for one in self.replays],
+            "records": self.records,
+            "records_gone": self.gone,
+            "records_per_s": self.records_per_s,
+            "seconds": self.seconds,
+        }
+
+
+def plan_change(app: App, *, same_expressions: bool = False) -> ChangePlan:
+    """Return what a run of the app as it is declared now would do. Changes nothing.
+
+    Args:
+        same_expressions: As in :meth:`millstream.App.run`.
+
+    Raises:
+        ConfigError: the app is declared wrongly, or its state store cannot be read.
+        RetriableError: a database or broker is away.
+    """
+    location = app.state_store
+    if not state_store_exists(location):
+        return _first_run(app)
+    with open_state_store(location, readonly=True) as store:
+        left = store.left_by(app.name, JOB, datetime.now(UTC).isoformat(timespec="seconds"))
+        if left is None:
+            return _first_run(app)
+        known_ids = store.description(app.name, TOPIC_IDS) or {}
+        speed = _speed(store, app.name)
+    plan = app.plan(buckets_of_state(left.program))
+    now = StoredProgram.of(plan, left.program.partitioning)
+    declared = ProgramOutputs(initial_coverage(plan), {s.name: s for s in view_schemas(plan)})
+    change = compare_programs(left, now, declared, same_expressions=same_expressions)
+    log = open_reader(app.log)
+    refusals = [
+        *find_refusals(left.program, now, app.buckets),
+        *_other_topics(plan, log, known_ids),
+        *_not_computed_here(plan, change),
+    ]
+    change = replace(change, refusals=tuple(refusals))
+    replays = [] if refusals else _replays(log, change.topics, left)
+    return ChangePlan(app.name, change, left.boundary, tuple(replays), speed)
+
+
+def _first_run(app: App) -> ChangePlan:
+    """Return the plan of an app that has committed nothing: all of it is computed for the first time."""
+    app.plan()
+    return ChangePlan(app.name, ProgramChange(()))
+
+
+def buckets_of_state(stored: StoredProgram) -> Buckets:
+    """Return how the keys of stored state are divided."""
+    division = stored.partitioning
+    return Buckets(division.get("bucket_count", stored.buckets), division.get("hash_seed", 0))
+
+
+def _speed(store: StateStore, app: str) -> float | None:
+    largest = store.status(app, JOB).get("largest_batch")
+    if not largest or not largest["duration_ms"]:
+        return None
+    return float(largest["read"] / largest["duration_ms"] * 1000)
+
+
+def _other_topics(plan: JobPlan, log: Reader, known: Mapping[str, str]) -> Iterable[str]:
+    for topic in sorted({source.topic for source in plan.sources}):
+        try:
+            is_known = topic not in known or log.topic_id(topic) == known[topic]
+        except UnknownTopicError:
+            yield f"the topic {topic!r} is not there, and the state was made of it"
+            continue
+        if not is_known:
+            yield f"the topic {topic!r} was deleted and created again since the state was made of it"
+
+
+def _not_computed_here(plan: JobPlan, change: ProgramChange) -> Iterable[str]:
+    """Refuse to rebuild below what only a running Spark query can compute."""
+    names = [one.name for one in plan.natives] + [one.name for one in plan.frames]
+    if change.verdict == "rebuilds" and names:
+        yield (
+            f"parts of it would have to be rebuilt, and it has steps of Spark's own ({', '.join(map(repr, names))}), "
+            "whose rows are not read again: give the app another name"
+        )
+
+
+def _replays(log: Reader, topics: Iterable[str], left: ProgramState) -> Iterable[PartitionReplay]:
+    for topic in topics:
+        read = left.boundary.position.get(topic, {})
+        for partition, (start, _) in enumerate(log.offsets(topic)):
+            end = int(read.get(str(partition), 0))
+            if end:
+                yield PartitionReplay(topic, partition, min(start, end), end, min(start, end))

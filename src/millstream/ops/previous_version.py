@@ -1,0 +1,169 @@
+"""The version that was switched away from, kept so that going back reads only what came since.
+
+``previous/`` in the app's folder is a state store of the old program as of the switch: its program, the manifests of
+all its steps with links to their runs of state, and the rows of the views that the new program has not, or has
+otherwise. It is true of the old program for ever, so nothing has to be undone if the switch then fails. It is made under
+another name and renamed; the next switch replaces it.
+
+A deployment of a program whose steps and views are all in it begins there, instead of at the start of the log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from millstream.kernels.adopted_state import StatePart, combine_state
+from millstream.kernels.definition import canonical_text
+from millstream.kernels.plan import JobPlan
+from millstream.log.files import DISK
+from millstream.views.commit.committer import DEAD_LETTERS_VIEW, view_schemas
+from millstream.views.coverage import STATE_STORE_VIEW, is_complete
+from millstream.views.schema import JOB, Fence, ViewChange, ViewSchema
+from millstream.views.state_store.program import StoredProgram
+from millstream.views.state_store.program_tables import RunProgram
+from millstream.views.state_store.store import StateStore
+from millstream.views.store_location import STATE_STORE_FILE, open_state_store
+
+if TYPE_CHECKING:
+    from millstream.spark.local_run import LocalRun
+
+PREVIOUS_FOLDER = "previous"
+BEGUN_FROM = "begun_from"
+"""The description of a store that was begun with what another version had, instead of at the start of the log."""
+
+_SOURCE_OFFSET = "source_offset"  # as in the status of a local run
+
+
+def link_runs(source: Path, target: Path, name: Callable[[str], str] = str) -> None:
+    """Make all runs of state of a folder appear in another one, durably, without copying them."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in sorted(source.glob("*")) if source.exists() else ():
+        link = target / name(path.name)
+        link.unlink(missing_ok=True)
+        os.link(path, link)
+    DISK.sync_folder(target)
+
+
+def keep_previous(folder: Path, live: StateStore, app: str, views: Sequence[str], at: str) -> None:
+    """Keep what the live program has, as of its last batch. Call it in a run that commits no batch.
+
+    ``views`` are those whose rows are kept. Nothing is kept where it is not known from where the program reads on.
+    """
+    program = live.program(app, JOB)
+    offset = _source_offset(folder, live, app)
+    if program is None or offset is None:
+        return
+    made = folder / f"{PREVIOUS_FOLDER}.new"
+    shutil.rmtree(made, ignore_errors=True)
+    link_runs(folder / "runs", made / "runs")
+    with open_state_store(made / STATE_STORE_FILE) as store:
+        for view in views:
+            store.declare(live.schema(view))
+        run, _ = store.begin_run(
+            app, JOB, PREVIOUS_FOLDER, RunProgram(program, live.outputs(app, JOB), at)
+        )
+        store.commit(
+            Fence(app, JOB, run, 0),
+            [ViewChange(view, live.scan(view)) for view in views],
+            position=live.position(app),
+            status={_SOURCE_OFFSET: offset},
+            state=live.state_manifests(app, JOB),
+        )
+    shutil.rmtree(folder / PREVIOUS_FOLDER, ignore_errors=True)
+    made.rename(folder / PREVIOUS_FOLDER)
+    DISK.sync_folder(folder)
+
+
+def _source_offset(folder: Path, live: StateStore, app: str) -> dict[str, Any] | None:
+    """Return the source offset after the last batch: in the status, or in Spark's offset log."""
+    found: dict[str, Any] | None = live.status(app, JOB).get(_SOURCE_OFFSET)
+    if found is not None:
+        return found
+    plan = folder / "checkpoint" / "offsets" / str(live.last_batch_id(app, JOB))
+    with suppress(OSError):
+        for line in plan.read_text().splitlines():
+            with suppress(ValueError, TypeError, KeyError):
+                values: dict[str, Any] = json.loads(line)
+                if values["topics"] is not None:
+                    return values
+    return None
+
+
+@dataclass(frozen=True)
+class PreviousVersion:
+    """A version that was kept in an app's ``folder``."""
+
+    app: str
+    folder: Path
+
+    def begin(self, run: LocalRun, part: JobPlan, ends: Mapping[str, Sequence[int]]) -> bool:
+        """Let a run of a part of a program begin where this version ended, if it has all of the part.
+
+        Nothing happens, and False is returned, if it has not, or has read more than ``ends``.
+        """
+        path = self.folder / PREVIOUS_FOLDER / STATE_STORE_FILE
+        if not path.exists():
+            return False
+        with open_state_store(path, readonly=True) as store:
+            program = store.program(self.app, JOB)
+            schemas = [one for one in view_schemas(part) if one.name != DEAD_LETTERS_VIEW]
+            keys = None if program is None else _keys(program, part)
+            if program is None or keys is None or not self._has_views(store, part, schemas):
+                return False
+            position = {
+                topic: offsets
+                for topic, offsets in store.position(self.app).items()
+                if topic in ends
+            }
+            if any(
+                offset > ends[topic][int(partition)]
+                for topic, offsets in position.items()
+                for partition, offset in offsets.items()
+            ):
+                return False
+            link_runs(self.folder / PREVIOUS_FOLDER / "runs", run.folder / "runs")
+            kept = StatePart(store.state_manifests(self.app, JOB), keys)
+            run.begin_from(
+                store.status(self.app, JOB)[_SOURCE_OFFSET],
+                position,
+                [ViewChange(schema.name, store.scan(schema.name)) for schema in schemas],
+                combine_state(part, kept, StatePart({}, {})),
+                partitioning=program.partitioning,
+            )
+        # A crash before this leaves rows that have all, and are later said to lack what the log has lost.
+        with open_state_store(run.store) as begun:
+            begun.put_description(self.app, BEGUN_FROM, PREVIOUS_FOLDER)
+        return True
+
+    def _has_views(self, store: StateStore, part: JobPlan, schemas: Sequence[ViewSchema]) -> bool:
+        """Return whether the version has all rows of some views."""
+        outputs, there = store.outputs(self.app, JOB), {one.name: one for one in store.views()}
+        for schema in schemas:
+            known = outputs.get((schema.name, STATE_STORE_VIEW))
+            definition = canonical_text(part.program.outputs[schema.name])
+            if known is None or known.definition != definition or not is_complete(known.spans):
+                return False
+            if there.get(schema.name) != schema:
+                return False
+        return True
+
+
+def _keys(program: StoredProgram, part: JobPlan) -> dict[str, str] | None:
+    """Return under which key the version has each step of a plan; None if it has not all, or divides keys otherwise."""
+    now = StoredProgram.of(part, program.partitioning)
+    division = program.partitioning
+    divided = division.get("bucket_count", program.buckets), division.get("hash_seed", 0)
+    if divided != (part.buckets.count, part.buckets.seed) or program.format != now.format:
+        return None
+    known = {canonical_text(step["definition"]): key for key, step in program.steps.items()}
+    texts = {key: canonical_text(step["definition"]) for key, step in now.steps.items()}
+    if not all(text in known for text in texts.values()):
+        return None
+    return {key: known[text] for key, text in texts.items()}

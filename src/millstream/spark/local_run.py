@@ -1,0 +1,210 @@
+"""Runs a plan over a log in this process, without a JVM: the same planner, stages and commits as a job.
+
+It is for state that is computed beside a job: of an edited program, up to the position of the program that
+runs. So it reads up to given offsets, and resumes where it was stopped or killed.
+
+Each batch is one transaction of the state store: rows, position, manifests, and in the status the source
+offset, which a job has in Spark's checkpoint instead.
+
+===============================================  ===================================================================
+a crash after                                    leaves
+===============================================  ===================================================================
+1. the run has its number, and fences others     the batches before
+2. stages have written runs of state             files that no manifest names: the next run removes them
+3. the batch is committed                        the batch, and the offset where the next one begins
+===============================================  ===================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from millstream.client.address import absolute_address
+from millstream.errors import ConfigError
+from millstream.kernels.frames import FrameRow
+from millstream.kernels.plan import JobPlan
+from millstream.spark.frame_files import FrameFiles
+from millstream.spark.source.event_times import EventTimesFile
+from millstream.spark.source.offsets import EndOffsets, SourceOffset
+from millstream.spark.source.planner import LogPlanner, SourceSpec, Task, run_task
+from millstream.spark.stages.executor import StageExecutor
+from millstream.views.commit.committer import BatchCommitter, collect_results
+from millstream.views.commit.ledger import Position
+from millstream.views.commit.open_committer import open_committer
+from millstream.views.commit.time_status import time_status
+from millstream.views.schema import JOB, Fence, ViewChange
+from millstream.views.store_location import StoreLocation
+
+SOURCE_OFFSET = "source_offset"
+"""Where the status has the source offset after the last batch."""
+
+_CHECKPOINT_ID = "local-run"  # there is no checkpoint that could be another one
+_ROWS_PER_BATCH = 100_000
+
+
+@dataclass(frozen=True)
+class LocalProgress:
+    """One committed batch: how many offsets it read and are left, and the position after it."""
+
+    batch_id: int
+    read: int
+    left: int
+    position: Position
+
+
+def spark_steps(plan: JobPlan) -> list[str]:
+    """Name what only Spark can compute: native steps, and streaming DataFrames."""
+    return [one.name for one in plan.natives] + [one.name for one in plan.frames]
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """Runs a plan in this process. ``folder`` has its runs of state, ``store`` all else.
+
+    Raises:
+        ConfigError: the plan has steps or sources of Spark's own.
+    """
+
+    plan: JobPlan
+    log: Path | str
+    folder: Path
+    store: StoreLocation
+    rows_per_batch: int = _ROWS_PER_BATCH
+
+    def __post_init__(self) -> None:
+        for name in spark_steps(self.plan):
+            raise ConfigError(
+                f"{name!r} is computed by Spark, and cannot be computed without it. Give the app another "
+                "name to compute its results again."
+            )
+
+    def run(
+        self,
+        ends: EndOffsets | None = None,
+        on_batch: Callable[[LocalProgress], None] | None = None,
+        *,
+        partitioning: dict[str, int] | None = None,
+        same_expressions: bool = False,
+    ) -> None:
+        """Read from where the last run stopped up to the offsets ``ends``, by topic and partition.
+
+        By default up to the present end of the log. ``on_batch`` is called after every committed batch; if it
+        raises, that batch is done. ``partitioning`` is kept with the program, as a job's metadata;
+        ``same_expressions`` is as in :meth:`millstream.App.run`.
+
+        Raises:
+            ConfigError: the store has the state of another program.
+        """
+        planner = LogPlanner(self._spec)
+        planner.pin_end_offsets(ends)
+        with open_committer(self.plan, self.store, self.log) as committer:
+            batch_id = committer.begin_run(
+                JOB, _CHECKPOINT_ID, partitioning=partitioning, same_expressions=same_expressions
+            )
+            stages = self._stages(committer)
+            offset = committer.state_store.status(self.plan.app, JOB).get(SOURCE_OFFSET)
+            offset = offset or planner.initial_offset()
+            while (end := planner.next_offset(offset)) != offset:
+                self._commit(committer, stages, batch_id, self._rows(planner, offset, end), end)
+                if on_batch is not None:
+                    left = planner.records_left(end)
+                    read = planner.records_left(offset) - left
+                    on_batch(LocalProgress(batch_id, read, left, committer.position))
+                batch_id, offset = batch_id + 1, end
+            stages.close()
+
+    def begin_from(
+        self,
+        offset: Mapping[str, Any],
+        position: Position,
+        views: Sequence[ViewChange],
+        manifests: Mapping[tuple[int, int], bytes],
+        *,
+        partitioning: Mapping[str, int],
+    ) -> None:
+        """Begin with what another store of the same program has, as if it were the first batch. One transaction.
+
+        Args:
+            offset: The source offset up to which that was computed, of all topics that it read.
+            position: The same as a position, of the topics that the plan reads.
+        """
+        known = SourceOffset.from_json(offset)
+        own = replace(
+            known,
+            topics={topic: known.topics[topic] for topic in position},
+            behind={},
+            topic_ids={topic: known.topic_ids[topic] for topic in position},
+            removals={t: last for t, last in known.removals.items() if t in position},
+        )
+        with open_committer(self.plan, self.store, self.log) as committer:
+            committer.begin_run(JOB, _CHECKPOINT_ID, partitioning=partitioning)
+            committer.state_store.commit(
+                Fence(self.plan.app, JOB, committer.run, 0),
+                views,
+                position=position,
+                status={SOURCE_OFFSET: own.to_json()},
+                state=manifests,
+            )
+
+    def _rows(
+        self, planner: LogPlanner, start: dict[str, Any], end: dict[str, Any]
+    ) -> Iterator[FrameRow]:
+        for task in planner.partitions(start, end):
+            assert isinstance(task, Task)
+            yield from run_task(self._spec, task)
+
+    def _commit(
+        self,
+        committer: BatchCommitter,
+        stages: StageExecutor,
+        batch_id: int,
+        rows: Iterator[FrameRow],
+        end: dict[str, Any],
+    ) -> None:
+        """Run one batch, and commit it."""
+        given, state = stages.run(batch_id, rows)
+        result = collect_results(self.plan, given)
+        at = datetime.now(UTC)
+        before = committer.state_store.status(self.plan.app, JOB)
+        watermark = result.watermark
+        status = {
+            "batch_id": batch_id,
+            "at": at.isoformat(),
+            "watermark": None if watermark is None else watermark.isoformat(),
+            **time_status(before, self.plan, result, batch_id, at),
+            SOURCE_OFFSET: SourceOffset.from_json(end).to_json(),
+        }
+        committer.commit(batch_id, result, status, state)
+        stages.on_commit()
+        EventTimesFile(self._spec.event_times).add(given)
+
+    def _stages(self, committer: BatchCommitter) -> StageExecutor:
+        manifests = committer.state_store.state_manifests(self.plan.app, JOB)
+        return StageExecutor(
+            self.plan,
+            self.folder / "runs",
+            committer.run,
+            FrameFiles(None),
+            partitions=1,
+            context=None,
+            manifests=manifests,
+        )
+
+    @property
+    def _spec(self) -> SourceSpec:
+        return SourceSpec(
+            log=absolute_address(self.log),
+            sources=self.plan.sources,
+            buckets=self.plan.buckets,
+            rows_max=self.rows_per_batch,
+            tasks=1,
+            stop_request=self.folder / "stop-request",
+            stop_acknowledged=self.folder / "stop-acknowledged",
+            event_times=self.folder / "event-times.json",
+            heartbeat_ms=None,
+            frame_files=FrameFiles(None),
+        )

@@ -1,0 +1,320 @@
+"""What an edited program does to the state and the outputs of the one before, part by part.
+
+===================================  ========  ==========================================================
+a part                               verdict   because
+===================================  ========  ==========================================================
+step, defined as before              keeps     its state is found by its definition, whatever its name is
+step, new or defined differently     rebuilds  its state has to be computed from the log
+step that is no longer there         drops     nothing reads its state any more
+step that cannot be compared         refuses   another version of polars or Python describes it differently
+output, defined as before            keeps     its rows are those of the program
+output that is new, or differs       keeps     it takes effect at the next batch; earlier rows stay
+in stateless steps alone
+view below a step that rebuilds      rebuilds  its rows are computed with the step's state
+view with other columns or key       rebuilds  its table is another one
+topic, dataset, function, view in a  keeps     what was written cannot be taken back: it takes effect at
+database, below such a step                    the next batch
+dataset or view in a database with   refuses   its rows stand where Millstream cannot replace them
+other columns or key
+output that is no longer there       keeps     its rows stay, and are no longer written
+===================================  ========  ==========================================================
+
+Nothing here reads or changes a store: `millstream plan` shows it, and a test can compute it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from millstream.kernels.definition import canonical_text, without_code
+from millstream.views.coverage import (
+    FUNCTION,
+    STATE_STORE_VIEW,
+    BatchBoundary,
+    OutputCoverage,
+    OutputSink,
+    format_boundary,
+)
+from millstream.views.schema import ViewSchema
+from millstream.views.state_store.definition_difference import differences
+from millstream.views.state_store.program import StoredProgram, same_text
+from millstream.views.state_store.program_paths import ProgramPaths
+
+Verdict = Literal["keeps", "drops", "rebuilds", "refuses"]
+"""What happens to a part; in this order, from the least to the most."""
+
+PartKind = Literal["step", "view", "topic", "dataset", "function"]
+_ORDER: tuple[Verdict, ...] = ("keeps", "drops", "rebuilds", "refuses")
+
+
+@dataclass(frozen=True)
+class PartChange:
+    """What an edit does to one part of an app: the state of a step, or the rows of an output.
+
+    ``why`` are texts. ``was`` is the name of a step before, if that is all that changed. ``topics`` are
+    those whose records it needs again. ``key`` is what the state of a step is kept under, now.
+    """
+
+    kind: PartKind
+    name: str
+    verdict: Verdict
+    why: tuple[str, ...] = ()
+    was: str | None = None
+    topics: tuple[str, ...] = ()
+    key: str | None = None
+
+
+@dataclass(frozen=True)
+class ProgramChange:
+    """What an edit does to an app. ``refusals`` concern the app as a whole.
+
+    ``kept`` has the steps that keep their state: the key of it now, and the key that it was stored under.
+    """
+
+    parts: tuple[PartChange, ...]
+    refusals: tuple[str, ...] = ()
+    kept: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The most that happens to any part."""
+        found = [part.verdict for part in self.parts]
+        return "refuses" if self.refusals else max(found, key=_ORDER.index, default="keeps")
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics whose records are needed again."""
+        needed = (t for part in self.parts if part.verdict == "rebuilds" for t in part.topics)
+        return tuple(sorted(set(needed)))
+
+    @property
+    def moves_state(self) -> bool:
+        """Whether stored state is not exactly what a run of the program would find."""
+        changes = any(part.kind == "step" and part.verdict != "keeps" for part in self.parts)
+        return changes or any(now != was for now, was in self.kept.items())
+
+
+@dataclass(frozen=True)
+class ProgramOutputs:
+    """The outputs of a program, and the schemas of its views in the state store, by name."""
+
+    coverage: Mapping[OutputSink, OutputCoverage]
+    schemas: Mapping[str, ViewSchema]
+
+
+@dataclass(frozen=True)
+class ProgramState:
+    """What a program has left: itself, its outputs, and the boundary before the batch that comes next."""
+
+    program: StoredProgram
+    outputs: ProgramOutputs
+    boundary: BatchBoundary
+
+
+def compare_programs(
+    left: ProgramState,
+    now: StoredProgram,
+    declared: ProgramOutputs,
+    *,
+    same_expressions: bool = False,
+) -> ProgramChange:
+    """Return what the program ``now`` does to the state and outputs that another one has left.
+
+    What needs no state takes effect at the boundary of ``left``.
+
+    Args:
+        same_expressions: The user states that expressions and functions whose text is the same are the
+            same, although another version of polars or Python describes them differently.
+    """
+    steps = _Steps(left.program, now, same_expressions=same_expressions)
+    parts = [*steps.changes()]
+    rebuilt = {part.key for part in parts if part.verdict in ("rebuilds", "refuses")}
+    outputs = _Outputs(left, now, declared, frozenset(filter(None, rebuilt)))
+    return ProgramChange((*parts, *outputs.changes()), (), steps.kept)
+
+
+# ── steps ───────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class _Steps:
+    """Pairs the steps of two programs."""
+
+    stored: StoredProgram
+    now: StoredProgram
+    same_expressions: bool
+    kept: dict[str, str] = field(default_factory=dict)
+    unclear: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        waiting: dict[str, list[str]] = {}
+        for key in sorted(self.stored.steps):
+            waiting.setdefault(canonical_text(_definition(self.stored, key)), []).append(key)
+        for key in sorted(self.now.steps):
+            alike = waiting.get(canonical_text(_definition(self.now, key)))
+            if alike:
+                self.kept[key] = alike.pop(0) if len(alike) > 1 else alike[0]
+        if self.stored.versions != self.now.versions:
+            self._pair_same_texts()
+
+    def _pair_same_texts(self) -> None:
+        """Keep, or find unclear, what reads as before and is described by other versions."""
+        taken = {*self.kept.values()}
+        for key in self.now.steps:
+            if key in self.kept or key not in self.stored.steps or key in taken:
+                continue
+            stem = key.partition("#")[0]
+            alone = sum(other.partition("#")[0] == stem for other in self.now.steps) == 1
+            (self.kept if self.same_expressions and alone else self.unclear)[key] = key
+
+    def changes(self) -> Iterator[PartChange]:
+        """Yield what happens to each step of the program, then to those that are no longer there."""
+        pairs = dict(self._changed_pairs())
+        paths = ProgramPaths(self.now)
+        for key, step in self.now.steps.items():
+            topics = tuple(sorted(paths.topics_of(step["definition"])))
+            name = step["name"]
+            if key in self.kept:
+                before = self.stored.steps[self.kept[key]]["name"]
+                was = None if before == name else before
+                yield PartChange("step", name, "keeps", was=was, key=key)
+            elif key in self.unclear:
+                yield PartChange("step", name, "refuses", (self._versions(),), key=key)
+            elif key in pairs:
+                old = self.stored.steps[pairs[key]]["definition"]
+                why = _reasons(old, step["definition"])
+                yield PartChange("step", name, "rebuilds", why, topics=topics, key=key)
+            else:
+                yield PartChange("step", name, "rebuilds", ("it is new",), topics=topics, key=key)
+        used = {*self.kept.values(), *self.unclear.values(), *pairs.values()}
+        for key, step in self.stored.steps.items():
+            if key not in used:
+                yield PartChange("step", step["name"], "drops", ("it is no longer there",))
+
+    def _changed_pairs(self) -> Iterator[tuple[str, str]]:
+        """Pair what is left: by key, then by name, then the only two that are left."""
+        used = {*self.kept.values(), *self.unclear.values()}
+        gone = [key for key in self.stored.steps if key not in used]
+        new = [key for key in self.now.steps if key not in {**self.kept, **self.unclear}]
+        for key in [key for key in new if key in gone]:
+            gone.remove(key)
+            new.remove(key)
+            yield key, key
+        for key in list(new):
+            name = self.now.steps[key]["name"]
+            named = [one for one in gone if self.stored.steps[one]["name"] == name]
+            if named:
+                gone.remove(named[0])
+                new.remove(key)
+                yield key, named[0]
+        if len(gone) == len(new) == 1:
+            yield new[0], gone[0]
+
+    def _versions(self) -> str:
+        moved = (
+            f"{name} was {self.stored.versions.get(name)} and is {version}"
+            for name, version in self.now.versions.items()
+            if self.stored.versions.get(name) != version
+        )
+        return (
+            f"it reads as before, and {', '.join(moved)}: no code can be compared across such versions. If "
+            "nothing was changed, confirm it by --same-expressions"
+        )
+
+
+def _definition(program: StoredProgram, key: str) -> Any:
+    return program.steps[key]["definition"]
+
+
+def _reasons(was: Any, now: Any) -> tuple[str, ...]:
+    """Return how definitions differ, without what follows from something else that does."""
+    found = list(differences(was, now))
+    causes = [one.text for one in found if not one.derived]
+    return tuple(dict.fromkeys(causes or [one.text for one in found]))
+
+
+# ── outputs ─────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    """Compares the outputs of two programs."""
+
+    left: ProgramState
+    now: StoredProgram
+    declared: ProgramOutputs
+    rebuilt: frozenset[str]
+
+    def changes(self) -> Iterator[PartChange]:
+        """Yield what happens to each output of the program, then to those that are left out."""
+        for output, declared in self.declared.coverage.items():
+            yield self._change(output, self.left.outputs.coverage.get(output), declared)
+        for (name, label), before in self.left.outputs.coverage.items():
+            if (name, label) not in self.declared.coverage and before.spans[-1].until is None:
+                why = f"it is left out: its rows stay, and are no longer written from {self._next}"
+                yield PartChange(_kind(label), name, "keeps", (why,))
+
+    @property
+    def _next(self) -> str:
+        return format_boundary(self.left.boundary)
+
+    def _change(
+        self, output: OutputSink, before: OutputCoverage | None, declared: OutputCoverage
+    ) -> PartChange:
+        name, label = output
+        kind = _kind(label)
+        definition = json.loads(declared.definition)
+        paths = ProgramPaths(self.now)
+        below = bool(self.rebuilt & paths.steps_of(definition))
+        if label == STATE_STORE_VIEW:
+            shape = self._shape_differs(name)
+            if below or shape:
+                why = (*shape, *(["a step above it is rebuilt"] if below else []))
+                topics = tuple(sorted(paths.topics_of(definition)))
+                return PartChange(kind, name, "rebuilds", why, topics=topics)
+        elif kind in ("view", "dataset") and before is not None:
+            shape = _columns_differ(json.loads(before.definition), definition)
+            if shape:
+                why = (*shape, "its rows cannot be replaced: give it another name or place")
+                return PartChange(kind, name, "refuses", why)
+        return PartChange(kind, name, "keeps", self._from_now(before, declared, below=below))
+
+    def _shape_differs(self, view: str) -> tuple[str, ...]:
+        was, now = self.left.outputs.schemas.get(view), self.declared.schemas[view]
+        return () if was is None or was == now else (was.difference(now),)
+
+    def _from_now(
+        self, before: OutputCoverage | None, declared: OutputCoverage, *, below: bool
+    ) -> tuple[str, ...]:
+        """Say since when an output is what the program says."""
+        if before is None:
+            return (f"it is new, and is written from {self._next}",)
+        resumed = (
+            f"it is written again from {self._next}" if before.spans[-1].until is not None else None
+        )
+        was, now = json.loads(before.definition), json.loads(declared.definition)
+        if self._is_same(was, now):
+            return () if resumed is None else (resumed,)
+        why = ["a step above it is rebuilt"] if below else [*_reasons(was, now)]
+        return (*why, f"takes effect at {self._next}; what was written before stays")
+
+    def _is_same(self, was: Any, now: Any) -> bool:
+        upgraded = self.left.program.versions != self.now.versions
+        return canonical_text(was) == canonical_text(now) or (upgraded and same_text(was, now))
+
+
+def _kind(label: str) -> PartKind:
+    if label == FUNCTION:
+        return "function"
+    if label.startswith("topic "):
+        return "topic"
+    return "dataset" if label.startswith("dataset ") else "view"
+
+
+def _columns_differ(was: Any, now: Any) -> tuple[str, ...]:
+    """Return what differs in the columns and the key of two outputs."""
+    shapes = [without_code({name: one[name] for name in ("key", "columns")}) for one in (was, now)]
+    return tuple(one.text for one in differences(*shapes))

@@ -1,0 +1,59 @@
+"""The switch: an edited program takes the place of the one before, with state and views computed beside it.
+
+It is part of one write transaction of the state store, so readers see the views of the old program or those
+of the new one, in each of their reads, and never some of both:
+
+===============================================  ===================================================================
+a crash after                                    leaves
+===============================================  ===================================================================
+1. the run that switches has its number          the old program, its state and views; its runs are fenced
+2. runs of state are in the app's folder         the same, and files that no manifest names: a later run removes them
+3. the transaction is durable                    the new program, its state and views
+===============================================  ===================================================================
+
+A view with the columns and key of before is brought to the new rows by changes, which its subscribers get as
+those of any batch. A view with others is created again. Its change log is empty then, and begins one number
+later: so every subscriber of the old one is told to read the view as a whole (OffsetOutOfRangeError).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+
+from millstream.views.coverage import OutputCoverage, OutputSink
+from millstream.views.schema import ViewChange, ViewSchema
+from millstream.views.state_store.program_tables import RunProgram
+
+
+@dataclass(frozen=True)
+class RebuiltView:
+    """A view with all its rows, as of the position at which a program switches."""
+
+    schema: ViewSchema
+    rows: pl.DataFrame
+
+
+@dataclass(frozen=True)
+class ProgramSwitch:
+    """What takes the place of a program's state and views.
+
+    ``position`` is the one that state and views are of; ``manifests`` are all of the new program's state.
+    ``coverage`` is that of outputs that were rebuilt; the others go on as in any run.
+    """
+
+    beginning: RunProgram
+    position: Mapping[str, Any]
+    manifests: Mapping[tuple[int, int], bytes]
+    views: Sequence[RebuiltView] = ()
+    coverage: Mapping[OutputSink, OutputCoverage] = field(default_factory=dict)
+
+
+def difference(schema: ViewSchema, before: pl.DataFrame, after: pl.DataFrame) -> ViewChange:
+    """Return the change that brings a keyed view from some rows to others."""
+    keys = list(schema.key)
+    gone = before.select(keys).join(after.select(keys), on=keys, how="anti", nulls_equal=True)
+    return ViewChange(schema.name, after, gone)
