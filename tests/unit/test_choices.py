@@ -181,6 +181,9 @@ WRONG = {
     ("EventLog.read", "isolation", "read-committed", "read_committed"): connected(
         lambda log, word: log.read("t", 0, isolation=word)
     ),
+    ("EventLog.reader", "isolation", "read-committed", "read_committed"): connected(
+        lambda log, word: log.reader({}, isolation=word)
+    ),
     ("EventLog.create_topic", "cleanup", "compacted", "compact"): connected(
         lambda log, word: log.create_topic("u", cleanup=word)
     ),

@@ -21,8 +21,7 @@ from millstream.kernels.tables.upserts import VersionOrder
 from millstream.kernels.time.watermarks import WatermarkRule
 from millstream.object_store.address import ObjectUrl, is_url, parse_state_url
 from millstream.pipeline.avro import AvroSchema
-from millstream.pipeline.captured import CapturedTopic, captured_topic
-from millstream.pipeline.captured_definition import declared_by_database
+from millstream.pipeline.captured import CapturedTopic, captured_topic, declared_columns
 from millstream.pipeline.checks import at_least_one, check_time, checked_on_error, declared_at
 from millstream.pipeline.compiler import compile_plan
 from millstream.pipeline.debezium import (
@@ -33,7 +32,7 @@ from millstream.pipeline.debezium import (
     group_of,
 )
 from millstream.pipeline.declaration import AppDeclaration
-from millstream.pipeline.expressions import Column, as_expression, names_given
+from millstream.pipeline.expressions import Column, as_expression
 from millstream.pipeline.graph import DataFrameNode, GraphNode, OperatorNode, Output
 from millstream.pipeline.progress_table import ProgressTable, both, shown_on
 from millstream.pipeline.schema import ColumnTypes
@@ -67,8 +66,6 @@ from millstream.views.store_location import STATE_STORE_FILE, StoreLocation, par
 if TYPE_CHECKING:
     from millstream.capture.run import Capture
     from millstream.spark.job import DataFrame, Job, SparkSession
-
-_NO_KEY = 'The table {name!r} has no key. Say which columns identify a row: key="id". Only a table of a capture has one by itself.'
 
 
 @dataclass
@@ -283,7 +280,7 @@ class App(AppDeclaration):
                     "or ttl=. The records say themselves what they replace and delete: leave these out."
                 )
             found = self._captured_topic(name, envelope, capture, topic)
-            columns, schema = self._captured_columns(name, found, key, schema)
+            columns, schema = declared_columns(self.log, name, found, key, schema)
             declared = self.topic(
                 found.topic, schema, key=columns[0] if len(columns) == 1 else None, **topic
             )
@@ -297,8 +294,6 @@ class App(AppDeclaration):
                 code=UserCode("", declared_at(), self.on_error),
                 captured=capture is not None,
             )
-        if key is None:
-            raise ConfigError(_NO_KEY.format(name=name))
         if not isinstance(key, str):
             raise ConfigError(
                 f"The key of table {name!r} is {key!r}. Give one column, which is the record's key; for several say "
@@ -327,22 +322,6 @@ class App(AppDeclaration):
             options.setdefault("partitions", found.partitions)
         options.setdefault("bad", "stop")
         return found
-
-    def _captured_columns(
-        self,
-        name: str,
-        found: CapturedTopic,
-        key: str | Sequence[str] | None,
-        schema: Any,
-    ) -> tuple[tuple[str, ...], Any]:
-        """Return the key and the schema of a table with an envelope or a capture."""
-        given = None if key is None else names_given(key, "table's key")
-        collection = found.options.collection
-        if found.capture and collection is not None:
-            return declared_by_database(self.log, found.capture, collection, given, schema)
-        if given is None:
-            raise ConfigError(_NO_KEY.format(name=name))
-        return given, schema
 
     def _transaction_group(self, topic: str | None) -> TransactionGroup | None:
         """Return the step that the tables of a topic of transactions share."""

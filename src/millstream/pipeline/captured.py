@@ -6,14 +6,18 @@ removes would be missed for ever, as the END of a transaction counts it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from millstream.capture.envelope import CaptureTopics
 from millstream.capture.run import Capture, capture
 from millstream.client.address import absolute_address, shown
 from millstream.errors import ConfigError
+from millstream.pipeline.captured_definition import declared_by_database
 from millstream.pipeline.debezium import Debezium
+from millstream.pipeline.expressions import names_given
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,30 @@ def captured_topic(given: object, table: str, log: Path | str) -> CapturedTopic:
         )
     whole = Debezium(given.topics.transaction, ".".join(given.split(table)), decimals="string")
     return CapturedTopic(given.topic(table), whole, given.partitions, given.name)
+
+
+def declared_columns(
+    log: Path | str,
+    name: str,
+    found: CapturedTopic,
+    key: str | Sequence[str] | None,
+    schema: Any,
+) -> tuple[tuple[str, ...], Any]:
+    """Return the key and the schema of a table with an envelope or a capture: those given, or the database's.
+
+    Raises:
+        ConfigError: there is no key, or it is not that of the database.
+    """
+    given = None if key is None else names_given(key, "table's key")
+    collection = found.options.collection
+    if found.capture and collection is not None:
+        return declared_by_database(log, found.capture, collection, given, schema)
+    if given is None:
+        raise ConfigError(
+            f'The table {name!r} has an envelope, and no key. Say which columns identify a row: key="id". Only a table '
+            "of a capture has one by itself."
+        )
+    return given, schema
 
 
 def _by_name(name: str, table: str) -> CapturedTopic:

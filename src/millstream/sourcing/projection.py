@@ -37,7 +37,7 @@ from millstream.kernels.code_digest import code_digest, digest
 from millstream.sourcing.aggregate import Folding
 from millstream.sourcing.event_types import EventTypes
 from millstream.sourcing.projection_target import ProjectionTables, open_target
-from millstream.sourcing.stored_event import LogPosition, SourcedEvent
+from millstream.sourcing.stored_event import LogPosition, RawEvent, SourcedEvent
 
 BATCH_EVENTS = 5000  # in one transaction
 LOOK_AGAIN_S = 0.01
@@ -318,17 +318,17 @@ class ProjectionRun:
         folding = self._store.reading(partition)
         low, end = folding.log.bounds()
         batch: list[SourcedEvent] = []
-        identity = ""
+        last: RawEvent | None = None
         if end <= max(start, low):
-            return batch, identity
+            return batch, ""
         try:
             for event in islice(folding.log.read(max(start, low), end), BATCH_EVENTS):
                 batch.append(folding.sourced(event))
-                identity = event.identity
+                last = event
         except MillstreamError:
             if not batch:
                 raise
-        return batch, identity
+        return batch, "" if last is None else last.identity
 
     def _compare(self, generation: int, partition: int, start: int, last: str) -> None:
         """Compare a position with the log, once.

@@ -277,6 +277,8 @@ def test_key_and_columns_are_those_of_the_database_where_none_are_given(tmp_path
     with pytest.raises(ConfigError, match=r"has no key, and .* has no definition of it"):
         ms.App("bank", log=shop.log).table("main.lines", capture="shop")
     with pytest.raises(ConfigError, match="Only a table of a capture has one by itself"):
+        ms.App("bank", log=shop.log).table("lines", schema={"id": int}, envelope="debezium")
+    with pytest.raises(ConfigError, match=r"'lines' is None\. Give one column"):
         ms.App("bank", log=shop.log).table("lines", schema={"id": int})
     shop.caught_up()
     app = ms.App("bank", log=shop.log)

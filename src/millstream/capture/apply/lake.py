@@ -35,7 +35,7 @@ from millstream.capture.apply.applied_table import AppliedTable, Row, RowBatch
 from millstream.capture.apply.batch_writer import comparable_key
 from millstream.capture.apply.lake_values import LakeColumns
 from millstream.capture.apply.table_notes import note_of, table_from_note
-from millstream.errors import ConfigError, CorruptionError, RetriableError
+from millstream.errors import ConfigError, ConflictError, CorruptionError, RetriableError
 from millstream.log.files import DISK, replace_file
 
 FOLDER = "_millstream"
@@ -166,6 +166,7 @@ class LakeTarget:
         self._pending.clear()
 
     def commit(self, state: str) -> None:
+        self._refuse_older_state()
         marker, changes = self._marker + 1, []
         for pending in self._pending.values():
             columns = LakeColumns(pending.table, self._as_text)
@@ -191,6 +192,19 @@ class LakeTarget:
             self._give(change)
         self._pending.clear()
 
+    def _refuse_older_state(self) -> None:
+        """Return if no table has a later batch than the state: that is always written first.
+
+        Raises:
+            ConflictError: one has.
+        """
+        for pending in self._pending.values():
+            if self._table_of(pending.table).marker() > self._marker:
+                raise ConflictError(
+                    f"{pending.table.collection} of {self.shown} has later batches than {self._state_path}, which was set "
+                    "back to an older copy. Restore the whole folder, or apply into another one."
+                )
+
     def _give(self, change: LakeChange) -> None:
         try:
             self._table_of(change.columns.table).apply(change)
@@ -203,10 +217,15 @@ class LakeTarget:
         pending = self._pending.get(table.collection)
         lake = self._table_of(table)
         there = lake.schema()
-        if there is not None and before is None and lake.marker() < 0:
+        if there is not None and before is None:
+            # With a marker it is of a state that is gone, and would pass over batches of a new one.
+            by_whom = "`millstream apply` has not written"
+            if lake.marker() >= 0:
+                by_whom = (
+                    f"{self._state_path} does not know: its state is gone, or of an older copy"
+                )
             raise ConfigError(
-                f"{self.shown} has a table {table.collection} that `millstream apply` has not written. Apply into "
-                "another folder."
+                f"{self.shown} has a table {table.collection} that {by_whom}. Apply into another folder."
             )
         emptied = pending is not None and pending.truncate and not pending.rows
         wanted = LakeColumns(table, self._as_text).schema

@@ -103,21 +103,23 @@ class MongoDbSource:
         """Return a connection of its own."""
         return MongoDbSession(self.address, self._connect)
 
-    def check(self) -> None:
-        """Return if the database can be captured.
+    def check(self) -> list[tuple[str, str]]:
+        """Return the collections that are captured, if the database can be.
 
         Raises:
             ConfigError: it cannot; the message has each reason, and the command that mends it.
             RetriableError: it does not respond.
         """
         with self.session() as session:
-            if not self.checked(session):
+            found = self.checked(session)
+            if not found:
                 raise ConfigError(
                     f"no collection of {self.address.shown} is among those to be captured, {self._patterns}. Name "
                     "collections that are there, with * and ?. Views and time series are none."
                 )
             with mongodb_errors(self.address):
                 session.watch(since=session.now()).close()
+        return [(self.address.database, one.name) for one in found]
 
     def checked(self, session: MongoDbSession) -> list[FoundCollection]:
         """Return the collections that are captured.

@@ -16,7 +16,7 @@ from millstream.capture.apply.parquet import ParquetTable, parquet_files, parque
 from millstream.capture.apply.run import ApplySession
 from millstream.capture.units import CaptureUnit, TableChange, TableDefinition
 from millstream.client import connect
-from millstream.errors import ConfigError, RetriableError
+from millstream.errors import ConfigError, ConflictError, RetriableError
 
 FORMATS = ("parquet", "delta", "iceberg")
 
@@ -277,6 +277,40 @@ def test_a_lake_has_one_writer_and_one_capture(tmp_path):
         run.target().acquire("other", "token", again=False)
     state = json.loads((tmp_path / "lake" / "_millstream" / "shop.json").read_text())
     assert state["marker"] == 0
+
+
+@pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg"])
+def test_tables_whose_state_is_gone_are_not_applied_to_from_the_beginning(tmp_path, kind):
+    """They have the marks of later batches, by which a crash would pass over batches of the new state."""
+    database = ModelDatabase(3)
+    with connect(tmp_path / "log") as log:
+        write(log, [database.unit() for _ in range(4)])
+    run = ms.apply("shop", f"{kind}:///{tmp_path}/lake", log=tmp_path / "log")
+    run.run(until="caught-up")
+    (tmp_path / "lake" / "_millstream" / "shop.json").unlink()
+    before = [read_back(kind, tmp_path / "lake", table) for table in TABLES]
+    again = ms.apply("shop", f"{kind}:///{tmp_path}/lake", log=tmp_path / "log")
+    with pytest.raises(ConfigError, match=r"shop\.json does not know: its state is gone"):
+        again.run(until="caught-up")
+    assert [read_back(kind, tmp_path / "lake", table) for table in TABLES] == before
+
+
+@pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg"])
+def test_a_state_that_was_set_back_is_refused(tmp_path, kind):
+    database = ModelDatabase(3, unavailable=False)
+    state = tmp_path / "lake" / "_millstream" / "shop.json"
+    run = ms.apply("shop", f"{kind}:///{tmp_path}/lake", log=tmp_path / "log")
+    with connect(tmp_path / "log") as log:
+        write(log, [database.unit(), database.unit()])
+        run.run(until="caught-up")
+        older = state.read_bytes()
+        write(log, [database.unit() for _ in range(9)])
+        run.run(until="caught-up")
+        state.write_bytes(older)
+    before = [read_back(kind, tmp_path / "lake", table) for table in TABLES]
+    with pytest.raises(ConflictError, match="was set back to an older copy"):
+        run.run(until="caught-up")
+    assert [read_back(kind, tmp_path / "lake", table) for table in TABLES] == before
 
 
 @pytest.mark.parametrize(
