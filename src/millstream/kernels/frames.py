@@ -42,8 +42,8 @@ PORT_DEAD_LETTERS = 2
 PORT_FIRST = 8  # operators and sinks are numbered from here
 
 
-# What the JVM holds as one array has less than 2 GiB, and Spark holds a row of frames several times.
-FRAME_BYTES_MAX = 128 << 20
+# An array of the JVM has less than 2 GiB, and an executor that keeps a frame holds it several times meanwhile.
+FRAME_BYTES_MAX = 16 << 20
 
 # Bytes, or what shows bytes of a file that is mapped into memory.
 Frame = bytes | memoryview

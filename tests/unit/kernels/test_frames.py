@@ -5,7 +5,10 @@ from decimal import Decimal
 
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from millstream.kernels import frames
 from millstream.kernels.frames import decode_frame, encode_frame
 from millstream.kernels.state.sorted_runs import decode_run, encode_run, to_arrow
 
@@ -83,3 +86,14 @@ def test_what_follows_lists_that_are_all_empty_comes_out_as_it_went_in(kind):
     for each in (table.clear(), table.slice(1), pl.concat([table, table], rechunk=False)):
         assert decode_frame(encode_frame(each)).equals(each)
         assert pl.from_arrow(decode_run(encode_run(to_arrow(each)))).equals(each)
+
+
+@given(st.lists(st.integers(0, 300), max_size=40))
+def test_a_large_table_is_cut_into_frames_in_its_order_and_no_row_is_lost(lengths):
+    table = pl.DataFrame({"n": range(len(lengths)), "text": ["x" * length for length in lengths]})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frames, "FRAME_BYTES_MAX", 500)
+        parts = list(frames.cut_for_frames(table))
+    assert pl.concat(parts).equals(table)
+    assert all(part.height == 1 or part.estimated_size() <= 500 for part in parts if part.height)
+    assert len(list(frames.cut_for_frames(table))) == 1

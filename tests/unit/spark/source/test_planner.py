@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+import polars as pl
 import pytest
 
 import millstream as ms
@@ -199,6 +200,21 @@ def test_the_planner_leaves_to_workers_what_is_not_small(log, tmp_path, monkeypa
             assert made.read_on_driver(start, end) is not None
             patched.setattr(planner_module, limit, just_enough // 30)
             assert made.read_on_driver(start, end) is None
+
+
+@pytest.mark.not_in_lane("thresholds", "the planner reads nothing itself there")
+@pytest.mark.parametrize(("times", "read_here"), [(1, True), (2_000, False)])
+def test_the_planner_leaves_to_workers_few_events_of_which_steps_make_much(
+    log, tmp_path, monkeypatch, times, read_here
+):
+    app = ms.App("plans", log=tmp_path / "log")
+    stream = app.topic("events", Event, partitions=2).stream(time=ms.processing_time())
+    stream.map_frames(lambda rows: pl.concat([rows] * times), rows="any").dataset(tmp_path / "out")
+    made = planner(log, tmp_path, sources=app.plan().sources)
+    send(log, 1_000, 1_000)
+    start = made.initial_offset()
+    monkeypatch.setattr(planner_module, "_DRIVER_BYTES_MAX", 20_000)
+    assert (made.read_on_driver(start, made.next_offset(start)) is not None) == read_here
 
 
 def test_a_batch_that_fails_in_the_planner_is_told_of_by_a_worker(log, tmp_path):
