@@ -1,6 +1,7 @@
 """PostgreSQL servers that can be captured, for tests, and databases of them."""
 
 import itertools
+import time
 
 import pytest
 
@@ -63,6 +64,14 @@ class Shop:
         return self.run(
             f"SELECT slot_name FROM pg_replication_slots WHERE database = '{self.name}'"
         )[0][0]
+
+    def wait_until_released(self, timeout_s=60):
+        """Wait until the server knows that nobody reads the slot any more."""
+        end_s = time.monotonic() + timeout_s
+        sql = f"SELECT active FROM pg_replication_slots WHERE slot_name = '{self.slot()}'"
+        while self.run(sql)[0][0]:
+            assert time.monotonic() < end_s, "the slot is still read"
+            time.sleep(0.02)
 
     def rows(self, table, key):
         """Return a table's rows as JSON has them, by key: read by plain SQL, not as capture reads it."""

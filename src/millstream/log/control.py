@@ -22,6 +22,7 @@ from millstream.errors import (
     MillstreamError,
     RetriableError,
 )
+from millstream.sqlite_mode import write_ahead
 
 CONTROL_NAME = "control.db"
 _WAIT_S = 30  # for another process to finish its commit
@@ -103,7 +104,7 @@ class ControlDb:
         self._before_commit = before_commit
         connection.execute("PRAGMA foreign_keys = ON")
         if write:
-            connection.execute("PRAGMA journal_mode = WAL")
+            write_ahead(connection)
             connection.execute("PRAGMA synchronous = FULL")
             connection.executescript(_TABLES)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.errors import ConfigError, RetriableError
+from millstream.sqlite_mode import write_ahead
 from millstream.views.address import postgres_address
 from millstream.views.postgres.connection import PostgresConnection
 
@@ -56,7 +57,7 @@ class SqliteProjectionTarget(ProjectionTarget):
             self._db = sqlite3.connect(
                 path, timeout=LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
             )
-            self._db.execute("PRAGMA journal_mode = WAL")
+            write_ahead(self._db)
             self._db.execute("PRAGMA secure_delete = ON")  # what is forgotten is overwritten
         except sqlite3.Error as error:
             raise ConfigError(f"the projections' file {path} cannot be opened: {error}") from error

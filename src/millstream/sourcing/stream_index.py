@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from millstream.errors import ConfigError
+from millstream.sqlite_mode import write_ahead
 
 FLUSH_RUNS = 5000  # read again at most, after a crash: some tens of milliseconds
 _FORMAT = 3
@@ -151,7 +152,7 @@ class StreamIndex:
     def _open(path: Path) -> sqlite3.Connection:
         db = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
         # NORMAL: a loss of power takes the last flushes, and never leaves half of one.
-        db.execute("PRAGMA journal_mode = WAL")
+        write_ahead(db)
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute("PRAGMA secure_delete = ON")  # a snapshot may hold what is to be forgotten
         db.executescript(_SCHEMA)

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.errors import ConfigError, CorruptionError, EnvironmentProblem
+from millstream.sqlite_mode import write_ahead
 
 SEALED = "$sealed"
 _NONCE_BYTES = 12
@@ -82,8 +83,8 @@ class SubjectKeys:
             self._db = sqlite3.connect(
                 self.path, timeout=60, isolation_level=None, check_same_thread=False
             )
-            for name, value in (("journal_mode", "WAL"), ("synchronous", "FULL")):
-                self._db.execute(f"PRAGMA {name} = {value}")
+            write_ahead(self._db)
+            self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute("PRAGMA secure_delete = ON")
             self._db.executescript(_SCHEMA)
             self._empty_wal()

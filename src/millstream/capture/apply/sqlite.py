@@ -21,6 +21,7 @@ from millstream.capture.apply.applied_table import AppliedTable, Row, RowBatch
 from millstream.capture.apply.captured_types import CapturedType, Kind, text_of
 from millstream.capture.sqlite.encoding import json_value, quote_identifier
 from millstream.errors import ConfigError, CorruptionError, FencedError, RetriableError
+from millstream.sqlite_mode import write_ahead
 
 STATE_TABLE = "_millstream_apply"
 _CAPTURE_TABLE = "_millstream_capture"
@@ -49,7 +50,7 @@ class SqliteApplyTarget:
             is_new = not path.exists() or path.stat().st_size == 0
             self._session = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
             if is_new:
-                self._session.execute("PRAGMA journal_mode = WAL")
+                write_ahead(self._session)
             self._session.execute("PRAGMA synchronous = FULL")
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from threading import Lock
 
 from millstream.errors import ConfigError, CorruptionError, MillstreamError, RetriableError
 from millstream.log.files import DISK
+from millstream.sqlite_mode import write_ahead
 from millstream.views.runs.control_files import reset_command
 from millstream.views.state_store.view_table import DECIMAL_ORDER
 
@@ -73,7 +74,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
     folders = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     connection = _connect(path, "rwc")
-    connection.execute("PRAGMA journal_mode = WAL")
+    write_ahead(connection)
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
     connection.execute(f"PRAGMA journal_size_limit = {_JOURNAL_BYTES_MAX}")

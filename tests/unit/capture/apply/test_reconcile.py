@@ -148,7 +148,7 @@ def test_a_capture_that_does_not_run_is_said_to_be_needed(tmp_path, shop):
 
 
 def test_a_source_that_cannot_be_compared_is_refused():
-    with pytest.raises(ConfigError, match="oracle://… Give"):
+    with pytest.raises(ConfigError, match=r"oracle://…\. Give"):
         ms.reconcile("shop", "oracle://root:secret@localhost/shop", "sqlite:///copy.db")
 
 

@@ -149,6 +149,7 @@ def test_9_a_slot_that_another_one_moved_is_refused(shop, replica):
     shop.run("CREATE TABLE t (id int PRIMARY KEY)")
     replica.follow(shop.source())
     shop.run("INSERT INTO t VALUES (1)")
+    shop.wait_until_released()
     shop.run(
         f"SELECT count(*) FROM pg_replication_slot_advance('{shop.slot()}', pg_current_wal_lsn())"
     )
