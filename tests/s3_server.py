@@ -92,11 +92,23 @@ def _wait_until_it_answers(port: int, server: subprocess.Popen, folder: Path) ->
             return
 
 
+_ANSWERS = {
+    "503": (
+        b"503 Slow Down",
+        b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>",
+    ),
+    "409": (
+        b"409 Conflict",
+        b"<Error><Code>ConditionalRequestConflict</Code><Message>Please try again.</Message></Error>",
+    ),
+}
+
+
 @dataclass
 class Fault:
     """What happens to one request.
 
-    ``kind``: "503" (an answer that the server did not give); "cut upload" and "cut download" (after half of the
+    ``kind``: "503" and "409" (answers that the server did not give); "cut upload" and "cut download" (after half of the
     body); "lost answer" (the server does it, the client does not hear of it); "slow" (it waits for
     ``seconds`` first); "silence" (for ``seconds``, then the connection ends).
     """
@@ -152,11 +164,11 @@ class FaultProxy:
     def _pass_on(self, request, incoming, client: socket.socket, fault: Fault | None) -> bool:
         """Return whether the connection goes on."""
         kind = "" if fault is None else fault.kind
-        if kind == "503":
+        if kind in _ANSWERS:
             incoming.read(request.length)
-            body = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+            status, body = _ANSWERS[kind]
             client.sendall(
-                b"HTTP/1.1 503 Slow Down\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+                b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
             )
             return True
         if fault is not None and kind in {"slow", "silence"}:

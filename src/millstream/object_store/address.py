@@ -16,6 +16,7 @@ from millstream.errors import ConfigError
 _SHAPE = "s3://bucket/prefix"
 _SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gs", "az": "az", "file": "file"}
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
+_ALMOST_URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]+:/")
 _PLACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[^/\s]+)*")
 _PATH = re.compile(r"(/[^/\s]+)+")
 
@@ -36,6 +37,11 @@ class ObjectUrl:
 def is_url(state: str | Path | None) -> bool:
     """Return whether a state's address is a URL, and not a folder."""
     return isinstance(state, str) and _URL.fullmatch(state) is not None
+
+
+def looks_like_url(text: str) -> bool:
+    """Return whether a text that is no URL was meant as one, and would name a folder such as ``s3:``."""
+    return _ALMOST_URL.match(text) is not None
 
 
 def parse_state_url(text: str) -> ObjectUrl:

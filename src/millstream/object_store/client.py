@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from millstream.errors import EnvironmentProblem
-from millstream.object_store.retries import Attempts, RetryLimits
+from millstream.object_store.retries import Attempts, RetryLimits, is_conflict
 from millstream.object_store.store import RequestCounts
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ class ObjectClient:
         def call() -> None:
             try:
                 obstore.put(self._library, name, data, mode="create", use_multipart=False)
-            except AlreadyExistsError:
+            except AlreadyExistsError as error:
+                if is_conflict(error):
+                    raise
                 raise FileExistsError(f"{self.url}/{name} exists") from None
             except FileNotFoundError as error:
                 raise self._no_bucket(error) from None
@@ -62,11 +64,17 @@ class ObjectClient:
             attempts.run(call)
         except FileExistsError:
             # The answer to an earlier try may have been lost: then the object is ours.
-            if attempts.count == 1 or self.get(name) != pa.py_buffer(data):
+            if attempts.count == 1 or not self._is_there(name, data):
                 raise
             attempts.report()
         finally:
             self._count(attempts, puts=attempts.count, bytes_up=len(data) * attempts.count)
+
+    def _is_there(self, name: str, data: memoryview) -> bool:
+        try:
+            return bool(self.get(name) == pa.py_buffer(data))
+        except FileNotFoundError:  # who had the name has removed it since
+            return False
 
     def get(self, name: str) -> pa.Buffer:
         """Return an object.

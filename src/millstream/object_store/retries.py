@@ -30,6 +30,7 @@ _KINDS = {
 }
 _TOLD_AT_TRY = 5  # it goes on for some seconds: somebody may be waiting
 _AGAIN = {408, 409, 425, 429}
+_CONFLICTS = {"ConditionalRequestConflict", "OperationAborted"}
 _REFUSALS = {
     "InvalidPathError",
     "NotSupportedError",
@@ -115,6 +116,15 @@ class Attempts:
             _log.warning("%s %s fails, and is tried again: %s", self.what, self.url, self._reason)
         time.sleep(pause_s)
         return True
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Return whether another request for the name was on its way: then nobody knows yet whether it is free.
+
+    The library takes each 409 for a name that is taken, as that of Azure is. S3 asks to try again.
+    """
+    code = _CODE.search(str(error))
+    return code is not None and code[1] in _CONFLICTS
 
 
 def describe(error: BaseException) -> str:

@@ -22,7 +22,7 @@ from millstream.kernels.plan import (
     ViewSinkSpec,
 )
 from millstream.log.topics import check_topic_name
-from millstream.object_store.address import is_url, parse_url
+from millstream.object_store.address import is_url, looks_like_url, parse_url
 from millstream.pipeline.checks import require_text
 from millstream.pipeline.declaration import AppDeclaration
 from millstream.pipeline.expressions import names_given
@@ -224,9 +224,9 @@ class SinkBuilder:
     def dataset(self, path: str | os.PathLike[str], partition_by: str | Sequence[str]) -> Output:
         """Make a dataset's output; see :meth:`Stream.dataset`."""
         columns = self.shape.key_columns(partition_by, "dataset's partition_by")
+        address = _dataset_address(path)  # first: it may be refused, and not be shown
         what = f"dataset({os.fspath(path)!r})"
         self._check_diff_is_free(what)
-        address = _dataset_address(path, what)
         for output in self.app.outputs:
             if isinstance(output.spec, DatasetSinkSpec) and output.spec.path == address:
                 raise ConfigError(
@@ -277,14 +277,19 @@ class SinkBuilder:
         return Output(name, self.node, key, schema, spec, self.shape.mode == "update")
 
 
-def _dataset_address(path: str | os.PathLike[str], what: str) -> str:
+def _dataset_address(path: str | os.PathLike[str]) -> str:
     """Return the folder's path, or the URL, that names the same place in every process."""
     text = os.fspath(path)
     if not text:
         raise ConfigError(
-            f"{what} has no path. Give that of a folder, or a URL such as s3://bucket/prefix."
+            "dataset('') has no path. Give that of a folder, or a URL such as s3://bucket/prefix."
         )
     if not is_url(text):
+        if looks_like_url(text):  # not shown: it may have a password
+            raise ConfigError(
+                "The path of a dataset begins like a URL and is none: it has a space before it or one slash, as a Path "
+                "of a URL has. Give it as text, such as s3://bucket/prefix; of a folder with such a name, ./ and the name."
+            )
         return os.path.normpath(Path(text).absolute())
     url = parse_url(text, "The dataset's URL")
     return url.text if url.folder is None else os.path.normpath(url.folder)

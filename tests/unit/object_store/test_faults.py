@@ -37,7 +37,7 @@ def failing(s3, kind, times, method):
     s3.decide = decide
 
 
-@pytest.mark.parametrize("kind", ["503", "cut upload", "lost answer", "slow", "silence"])
+@pytest.mark.parametrize("kind", ["503", "409", "cut upload", "lost answer", "slow", "silence"])
 def test_an_upload_survives_two_faults_and_says_so_in_one_line(s3, new_store, kind, caplog):
     failing(s3, kind, 2, "PUT")
     store = new_store()
@@ -59,6 +59,19 @@ def test_a_download_survives_two_faults(s3, new_store, tmp_path, kind):
     store = new_store()
     assert store.read("1-a", WHOLE).data.to_pybytes() == DATA
     assert store.requests.gets == (1 if kind == "slow" else 3)
+
+
+def test_a_name_that_was_taken_and_removed_meanwhile_is_taken(s3, new_store, monkeypatch):
+    client = new_store().client
+    client.put("1-a", memoryview(b"another's"))
+
+    def gone(self, name):
+        raise FileNotFoundError(name)
+
+    monkeypatch.setattr(ObjectClient, "get", gone)
+    failing(s3, "503", 1, "PUT")
+    with pytest.raises(FileExistsError):
+        client.put("1-a", memoryview(b"ours"))
 
 
 def test_a_torn_upload_leaves_no_object(s3, new_store):

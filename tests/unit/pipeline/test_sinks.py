@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -92,6 +93,29 @@ def test_mistakes_of_other_ends_show_where_they_are_made(stream):
     ):
         with refused("column '_diff'"):
             end()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        Path("s3://bucket/out"),
+        "s3:/bucket/out",
+        " s3://bob:hunter2@bucket/out",
+        "s3a:/bob:hunter2@b",
+    ],
+)
+def test_a_url_that_lost_a_slash_is_no_folder(stream, path):
+    with refused(r"begins like a URL.*as text") as caught:
+        stream.dataset(path)
+    assert "hunter2" not in str(caught.value)
+    stream.dataset("./s3:/a folder of that name")
+
+
+def test_a_url_with_a_password_is_refused_before_it_is_shown(stream):
+    signed = stream.with_columns(_diff=pl.lit(1))
+    with refused("environment") as caught:
+        signed.dataset("s3://bob:hunter2@bucket/out")
+    assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

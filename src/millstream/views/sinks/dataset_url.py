@@ -117,7 +117,7 @@ class UrlPlace:
         except FileExistsError:
             raise ManifestReplacedError from None
         numbers = self._numbers()
-        if max(numbers) != own:  # step 3
+        if max(numbers, default=0) != own:  # step 3
             raise ManifestReplacedError
         self._number = own
         old = [_manifest_name(number) for number in numbers if number < own - _KEPT]
@@ -204,12 +204,12 @@ class _RowReader:
         count: int | None,
         _batch_rows: int | None,
     ) -> Iterator[pl.DataFrame]:
-        for rows in map(self._read, self.paths):
+        for each in map(self._read, self.paths):
+            rows = each[:count]  # of what is read: ``head`` came first, and then the predicate
             found = rows if predicate is None else rows.filter(predicate)
-            found = found.select(columns or list(self.schema))[:count]
-            yield found
+            yield found.select(columns or list(self.schema))
             if count is not None:
-                count -= found.height
+                count -= rows.height
                 if not count:
                     return
 

@@ -97,6 +97,25 @@ def test_rows_come_back_by_partition_once_and_what_is_not_asked_for_is_left_out(
         Job(s3_url)
 
 
+QUERIES = {
+    "head, then filter": lambda rows: rows.head(3).filter(pl.col("n") > 1),
+    "head over two files, then filter": lambda rows: rows.head(12).filter(pl.col("n") > 9),
+    "filter, then head": lambda rows: rows.filter(pl.col("n") > 5).head(7),
+    "head of columns, then filter": lambda rows: rows.select("n").head(11).filter(pl.col("n") > 8),
+    "nothing": lambda rows: rows.head(0).filter(pl.col("n") > 1),
+    "slice, then filter": lambda rows: rows.slice(8, 5).filter(pl.col("n") > 9),
+}
+
+
+@pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
+def test_a_query_of_a_scan_gives_what_it_gives_of_the_rows(s3_url, query):
+    job = Job(s3_url)
+    for number in range(3):
+        job.commit(numbers(*range(10 * number, 10 * number + 10)))
+    scanned = ms.dataset(s3_url).scan()
+    assert query(scanned).collect().equals(query(scanned.collect().lazy()).collect())
+
+
 def test_retractions_and_small_files_that_are_merged(s3_url):
     now = [0]
     job = Job(s3_url, clock_ms=lambda: now[0])
