@@ -133,7 +133,10 @@ class RecordQueues:
             self._one(CapturedRecord(records.topic, None, value, records.timestamp_ms))
 
     def _one(self, record: CapturedRecord) -> None:
-        unkeyed = record.key is None and self.one_partition
+        partition = record.partition
+        # An older run may have made the topic with more partitions: what names one goes there.
+        if partition is None and record.key is None and self.one_partition:
+            partition = 0
         self._sent(
             self.producer.send(
                 record.topic,
@@ -141,7 +144,7 @@ class RecordQueues:
                 key=record.key,
                 timestamp_ms=record.timestamp_ms,
                 headers=dict(record.headers) or None,
-                partition=0 if unkeyed else record.partition,
+                partition=partition,
             )
         )
 

@@ -198,6 +198,17 @@ def test_a_truncate_goes_into_a_compacted_topic(log) -> None:
     assert [one["op"] for one in values(log, "shop.shop.users")] == ["c", "t", "c"]
 
 
+def test_a_truncate_goes_into_each_partition_that_an_older_run_has_made(log) -> None:
+    name = CaptureTopics("shop")
+    with CaptureWriter(log, name, "test", lambda: 5000, partitions=3) as writer:
+        writer.write([unit(1, *map(insert, range(20)))])
+    with writer_of(log) as writer:
+        writer.write([unit(2, TableChange("shop", "users", "t", ()))])
+    for partition in range(3):
+        last = log.read("shop.shop.users", partition).column("value").to_pylist()[-1]
+        assert json.loads(last)["op"] == "t"
+
+
 class Walk:
     """A source with a history of transactions; it may be interrupted at any content."""
 

@@ -8,12 +8,12 @@ all columns of its own, or names them as unavailable.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from millstream.capture.apply.applied_table import AppliedTable
-from millstream.capture.apply.captured_types import captured_type
+from millstream.capture.apply.captured_types import CapturedType, captured_type
 from millstream.errors import CorruptionError
 
 
@@ -64,8 +64,15 @@ class TableVersions:
             for changed in found["tableChanges"]:
                 name = changed["id"].removeprefix(f'"{database}"."').removesuffix('"')
                 if changed["table"] is not None:
-                    table = _table(found["source"]["connector"], database, name, changed, offset)
-                    versions = self._tables.setdefault(table.collection, _Versions())
+                    versions = self._tables.setdefault(f"{database}.{name}", _Versions())
+                    table = _table(
+                        found["source"]["connector"],
+                        database,
+                        name,
+                        changed,
+                        offset=offset,
+                        earlier=versions.all,
+                    )
                     self._at.setdefault(position, []).append((versions, len(versions.all)))
                     versions.all.append(table)
         except (KeyError, TypeError, IndexError) as error:
@@ -156,9 +163,26 @@ class TableVersions:
 
 
 def _table(
-    connector: str, database: str, name: str, changed: dict[str, Any], offset: int
+    connector: str,
+    database: str,
+    name: str,
+    changed: dict[str, Any],
+    *,
+    offset: int,
+    earlier: Sequence[AppliedTable],
 ) -> AppliedTable:
     described = changed["table"]
-    columns = tuple((one["name"], captured_type(connector, one)) for one in described["columns"])
+    columns = tuple(
+        (one["name"], _known_type(one, earlier) or captured_type(connector, one))
+        for one in described["columns"]
+    )
     key = tuple(described["primaryKeyColumnNames"])
     return AppliedTable(connector, database, name, columns, key, offset)
+
+
+def _known_type(column: dict[str, Any], earlier: Sequence[AppliedTable]) -> CapturedType | None:
+    """Return what a column was before, where the source had dropped it by the time that it was defined."""
+    if column["type"] is not None:
+        return None
+    name = column["name"]
+    return next((one.types[name] for one in reversed(earlier) if name in one.types), None)

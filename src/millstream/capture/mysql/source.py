@@ -33,6 +33,7 @@ from millstream.capture.mysql.preflight import (
     table_faults,
     table_names,
 )
+from millstream.capture.mysql.row_images import RowImage
 from millstream.capture.mysql.session import (
     HEARTBEAT_S,
     BinlogStream,
@@ -66,7 +67,7 @@ _OF_THE_SERVER = frozenset(("mysql", "information_schema", "performance_schema",
 _QUIET_TRANSACTIONS = (
     1000  # without a captured table, after which the place in the log is given alone
 )
-_ATTEMPTS = 20  # to read a chunk of a table that is altered meanwhile
+_ATTEMPTS = 20  # to read a chunk of a table that is altered meanwhile, or a table to its end
 
 
 class MariaDbSource:
@@ -243,6 +244,8 @@ class _Run:
         self._chunk_rows = chunk_rows
         self._attempts = 0
         self._quiet = 0
+        self._begun_again = False  # a table, by a change that says too little
+        self._times_begun = 0
 
     def units(self) -> Iterator[CaptureUnit]:
         left_out = [name for name in self._tracker.names() if not self._wanted(*name)]
@@ -302,10 +305,27 @@ class _Run:
             yield from self._transactions(current_position(self._session))
             return
         self._attempts = 0
+        self._begun_again = False
         yield from self._transactions(chunk.position)
         if self._tracker.state(database, table) is not state:
+            self._refuse_endless(f"{database}.{table}")
             return  # a transaction before it has altered the table: it is read again
+        self._times_begun = 0 if chunk.last_key is None else self._times_begun
         yield self._chunk_unit(chunk, first=state.get("after") is None)
+
+    def _refuse_endless(self, table: str) -> None:
+        """Return if a table may be read to its end yet.
+
+        Raises:
+            ConfigError: changes that say too little have it begun again and again.
+        """
+        self._times_begun += self._begun_again
+        if self._times_begun > _ATTEMPTS:
+            raise ConfigError(
+                f"the table {table} cannot be read to its end: sessions with another binlog_row_image than FULL change it "
+                f"meanwhile, and it was begun again {_ATTEMPTS} times. Have them leave binlog_row_image as FULL, and start "
+                "the capture again: it goes on."
+            )
 
     def _chunk_unit(self, chunk: SnapshotChunk, *, first: bool) -> CaptureUnit:
         """Return a chunk. Before the first rows of a table is what the table is."""
@@ -389,7 +409,19 @@ class _Run:
             new = None if after is None else complete(after)
             if old is not None and new is not None:
                 new = old | new  # what a partial image leaves out has not changed
+            if new is not None and not self._tracker.is_told(table, new):
+                yield from self._untold(table, old, new)
+                continue
             yield TableChange(table.database, table.table, op, table.key, old, new)
+
+    def _untold(
+        self, table: TableMap, old: RowImage | None, new: RowImage
+    ) -> Iterator[TableChange]:
+        """Have a table read from its beginning, of which a change is left out; a row that moved is deleted."""
+        self._tracker.begin_again(table.database, table.table)
+        self._begun_again = True
+        if old is not None and any(old[name] != new[name] for name in table.key):
+            yield TableChange(table.database, table.table, "d", table.key, old, None)
 
     def _statement(self, statement: Statement) -> Iterator[UnitContent]:
         for effect in table_effects(statement.text, statement.database):

@@ -44,6 +44,7 @@ class TableTracker:
             self._states[database, table] = dict(state)
         self._fingerprints: dict[tuple[str, str], bytes] = {}
         self._renderers: dict[tuple[str, str], Renderers] = {}
+        self._virtual: dict[tuple[str, str], frozenset[str]] = {}
 
     def stored(self) -> dict[str, Any]:
         """Return the states as they are stored."""
@@ -77,6 +78,34 @@ class TableTracker:
         self._forget(database, table)
         self._states[database, table] = {"after": None, **({"where": where} if where else {})}
 
+    def begin_again(self, database: str, table: str) -> None:
+        """Have all of a table read from its beginning, which the log describes as before."""
+        self._states[database, table] = {"after": None}
+
+    def is_told(self, table: TableMap, row: RowImage) -> bool:
+        """Say whether a row after a change, and what the topic has of it, tell what it is.
+
+        Not where columns are left out of a row that may not be in the topic yet, as its table is being read; nor where
+        one of them is a virtual column, whose value follows from others that changed, or one of the key.
+        """
+        if len(row) == len(table.columns):
+            return True
+        state = self.state(table.database, table.table)
+        if "read" not in state and "where" not in state:
+            return False
+        return row.keys() >= {*table.key, *self._virtual_columns(table)}
+
+    def _virtual_columns(self, table: TableMap) -> frozenset[str]:
+        name = (table.database, table.table)
+        if name not in self._virtual:
+            rows = self._session.rows(
+                "SELECT COLUMN_NAME FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s "
+                "AND EXTRA LIKE '%%VIRTUAL%%'",
+                name,
+            )
+            self._virtual[name] = frozenset(row[0] for row in rows)
+        return self._virtual[name]
+
     def created(self, database: str, table: str) -> None:
         """Note a table that is created here, empty: the log has all its rows."""
         self._forget(database, table)
@@ -91,6 +120,7 @@ class TableTracker:
     def _forget(self, database: str, table: str) -> None:
         self._fingerprints.pop((database, table), None)
         self._renderers.pop((database, table), None)
+        self._virtual.pop((database, table), None)
 
     def chunk_read(self, database: str, table: str, last_key: list[str] | None) -> None:
         """Note how far a table is read: to a key, or to its end."""
@@ -131,6 +161,7 @@ class TableTracker:
         schema = read_schema(self._session, *name)
         self._renderers[name] = _address_renderers(table, schema)
         self._fingerprints[name] = table.fingerprint
+        self._virtual.pop(name, None)
         columns = tuple(
             {
                 "name": column.name,

@@ -94,7 +94,7 @@ class ReadingTable:
 def keys_behind(
     session: Session, table: PgTable, after: Sequence[str], keys: Sequence[KeyTexts]
 ) -> dict[KeyTexts, bool] | None:
-    """Say of each key whether it is behind another, in the table's order; None if its columns are others now."""
+    """Say of each key whether it is behind another, in the table's order; None if the server cannot tell."""
     names = SQL(", ").join(map(Identifier, table.key))
     rows = json.dumps([dict(zip(table.key, key, strict=True)) for key in keys])
     place = SQL(", ").join(map(Literal, after))
@@ -104,8 +104,8 @@ def keys_behind(
     )
     try:
         found = session.execute(query).fetchall()
-    except (psycopg.ProgrammingError, psycopg.DataError):
-        return None
+    except (psycopg.ProgrammingError, psycopg.DataError, psycopg.IntegrityError):
+        return None  # the last: of columns beside the key, which are null here, one is of a domain that refuses null
     if any(is_behind is None for (is_behind,) in found):
         return None
     return dict(zip(keys, (is_behind for (is_behind,) in found), strict=True))

@@ -71,6 +71,18 @@ def capture(database, folder):
     ms.capture(database.url(), to=folder, name="shop").run(until="caught-up")
 
 
+def test_a_column_that_is_dropped_before_its_rows_are_captured_keeps_its_type(tmp_path, database):
+    log, copy = tmp_path / "log", tmp_path / "copy.db"
+    database.run("CREATE TABLE t (id INT PRIMARY KEY, x INT)", "INSERT INTO t VALUES (1, 3)")
+    capture(database, log)
+    ms.apply("shop", f"sqlite:///{copy}", log=log).run(until="caught-up")
+    database.run("INSERT INTO t VALUES (2, 7)", "ALTER TABLE t DROP x", "INSERT INTO t VALUES (3)")
+    capture(database, log)
+    ms.apply("shop", f"sqlite:///{copy}", log=log).run(until="caught-up")
+    with closing(sqlite3.connect(copy)) as found:
+        assert [row for (row,) in found.execute("SELECT id FROM t ORDER BY id")] == [1, 2, 3]
+
+
 @pytest.mark.parametrize("kind", ["postgres", "sqlite", "parquet"])
 def test_rows_of_every_type_come_to_other_stores_and_follow(tmp_path, database, kind, request):
     target = f"{kind}:///{tmp_path}/copy"

@@ -134,6 +134,21 @@ def test_15_a_value_that_an_alteration_rewrote_is_read_where_its_row_moves_to(sh
     assert replica.rows == shop.rows("t", ["id"])
 
 
+@pytest.mark.parametrize("moved", ["other = 'x'", "id = 'a3'"])
+def test_15_columns_whose_type_refuses_null_do_not_matter_where_keys_are_compared(shop, moved):
+    made(shop, "text")
+    shop.run(
+        "CREATE DOMAIN filled AS int NOT NULL CHECK (VALUE IS NOT NULL)",
+        "ALTER TABLE t ADD must filled DEFAULT 1",
+    )
+    replica = StrictReplica()
+    replica.follow(shop.source(), limit=5)
+    assert 0 < len(replica.rows) < 20
+    shop.run(f"UPDATE t SET {moved} WHERE id = (SELECT max(id) FROM t)")
+    replica.follow(shop.source())
+    assert replica.rows == shop.rows("t", ["id"])
+
+
 def test_15_a_key_whose_column_is_renamed_meanwhile_loses_nothing(shop):
     made(shop)
     replica = StrictReplica()
