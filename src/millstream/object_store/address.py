@@ -39,9 +39,26 @@ def is_url(state: str | Path | None) -> bool:
     return isinstance(state, str) and _URL.fullmatch(state) is not None
 
 
-def looks_like_url(text: str) -> bool:
-    """Return whether a text that is no URL was meant as one, and would name a folder such as ``s3:``."""
-    return _ALMOST_URL.match(text) is not None
+def check_is_folder(path: str, what: str) -> None:
+    """Make sure that what is no URL was not meant as one: it would be a folder such as ``s3:``.
+
+    Raises:
+        ConfigError: it begins like a URL. It is not shown, as it may have a password.
+    """
+    if _ALMOST_URL.match(path):
+        raise ConfigError(
+            f"{what} begins like a URL and is none: it has a space before it or one slash, as a Path of a URL has. Give "
+            "it as text, such as s3://bucket/prefix; of a folder with such a name, ./ and the name."
+        )
+
+
+def state_url(state: str | Path | None) -> ObjectUrl | None:
+    """Return the URL of a state's address; None if it is a folder. See :func:`parse_url`."""
+    if isinstance(state, str) and is_url(state):
+        return parse_state_url(state)
+    if state is not None:
+        check_is_folder(str(state), "The state's address")
+    return None
 
 
 def parse_state_url(text: str) -> ObjectUrl:

@@ -19,7 +19,7 @@ from millstream.kernels.plan import JobPlan, ViewSinkSpec
 from millstream.kernels.state.keyhash import Buckets
 from millstream.kernels.tables.upserts import VersionOrder
 from millstream.kernels.time.watermarks import WatermarkRule
-from millstream.object_store.address import ObjectUrl, is_url, parse_state_url
+from millstream.object_store.address import ObjectUrl, state_url
 from millstream.pipeline.avro import AvroSchema
 from millstream.pipeline.captured import CapturedTopic, captured_topic, declared_columns
 from millstream.pipeline.checks import at_least_one, check_time, checked_on_error, declared_at
@@ -179,7 +179,7 @@ class App(AppDeclaration):
 
     @property
     def _state_url(self) -> ObjectUrl | None:
-        return parse_state_url(str(self.state)) if is_url(self.state) else None
+        return state_url(self.state)
 
     def topic(
         self,

@@ -22,7 +22,7 @@ from millstream.kernels.plan import (
     ViewSinkSpec,
 )
 from millstream.log.topics import check_topic_name
-from millstream.object_store.address import is_url, looks_like_url, parse_url
+from millstream.object_store.address import check_is_folder, is_url, parse_url
 from millstream.pipeline.checks import require_text
 from millstream.pipeline.declaration import AppDeclaration
 from millstream.pipeline.expressions import names_given
@@ -285,11 +285,7 @@ def _dataset_address(path: str | os.PathLike[str]) -> str:
             "dataset('') has no path. Give that of a folder, or a URL such as s3://bucket/prefix."
         )
     if not is_url(text):
-        if looks_like_url(text):  # not shown: it may have a password
-            raise ConfigError(
-                "The path of a dataset begins like a URL and is none: it has a space before it or one slash, as a Path "
-                "of a URL has. Give it as text, such as s3://bucket/prefix; of a folder with such a name, ./ and the name."
-            )
+        check_is_folder(text, "The path of a dataset")
         return os.path.normpath(Path(text).absolute())
     url = parse_url(text, "The dataset's URL")
     return url.text if url.folder is None else os.path.normpath(url.folder)

@@ -1,7 +1,10 @@
 """Addresses of state, the places they lead to, and which run may use them."""
 
+from pathlib import Path
+
 import pytest
 
+import millstream as ms
 from millstream.errors import ConfigError
 from millstream.log.files import DISK
 from millstream.object_store.address import is_url, parse_state_url
@@ -76,6 +79,16 @@ def test_other_schemes_are_refused_with_the_way_out(text):
     with pytest.raises(ConfigError, match=r"mount the file system") as refused:
         parse_state_url(text)
     assert "SeCrEt" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "state", [Path("s3://me:pw@bucket/x"), " s3://me:pw@bucket/x", "s3:/bucket"]
+)
+def test_a_state_that_lost_a_slash_is_no_folder(state):
+    with pytest.raises(ConfigError, match="begins like a URL and is none") as refused:
+        ms.App("a", log="l", state=state)
+    assert "pw" not in str(refused.value)
+    assert ms.App("a", log="l", state="./s3:/bucket").folder == Path("s3:/bucket/apps/a")
 
 
 def test_two_state_stores_of_one_app_never_meet_under_one_url():
