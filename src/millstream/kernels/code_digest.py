@@ -16,6 +16,7 @@ import re
 import sys
 import sysconfig
 import uuid
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date, time, timedelta, timezone
@@ -26,7 +27,7 @@ from io import BytesIO
 from operator import attrgetter, itemgetter, methodcaller
 from pathlib import PurePath
 from re import Pattern
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -34,7 +35,8 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import polars as pl
 
-_DEPTH_MAX = 12
+_DEPTH_MAX = 12  # then what is deeper is read by itself, so that no text has another many times
+_DEEPER_MAX = 8  # so often
 _WRAPPED = ("__func__", "__wrapped__", "func")  # where what wraps a function has it
 _HAS_DOCSTRING = 0x4000000  # a flag of code
 _BYTES_MIN = 48  # a list of at least so many small numbers, in polars' JSON, is bytes
@@ -114,12 +116,15 @@ def code_name(value: Any) -> str:
 class _Reading:
     """Reads values into text. ``own`` is the package of the user's first function or class.
 
-    A function that is being read and names itself is replaced by its position, so that this ends.
+    A function that is being read and names itself is replaced by its position, so that this ends. ``deeper`` has
+    what was so deep that it is read by itself, and ``level`` how often that was done on the way here.
     """
 
     own: str | None = None
     open: list[Any] = field(default_factory=list)
     known: dict[int, tuple[Any, str]] = field(default_factory=dict)  # holds what has the id
+    deeper: dict[int, tuple[Any, str]] = field(default_factory=dict)
+    level: int = 0
 
     def read(self, value: Any) -> str:
         if isinstance(value, _TOLD_BY_REPR):
@@ -131,7 +136,7 @@ class _Reading:
         if id(value) in self.known:
             return self.known[id(value)][1]
         if len(self.open) >= _DEPTH_MAX:
-            return f"deep:{type(value).__qualname__}"
+            return self._deeper(value)
         self.open.append(value)
         try:
             plain = self._container(value)
@@ -141,6 +146,15 @@ class _Reading:
             return plain
         finally:
             self.open.pop()
+
+    def _deeper(self, value: Any) -> str:
+        """Read by itself, and once, what is too deep to be part of the text."""
+        if id(value) not in self.deeper:
+            self.deeper[id(value)] = value, f"deep:{type(value).__qualname__}"  # if it names itself
+            if self.level < _DEEPER_MAX:
+                reading = _Reading(self.own, deeper=self.deeper, level=self.level + 1)
+                self.deeper[id(value)] = value, f"deep:{digest(reading.read(value))}"
+        return self.deeper[id(value)][1]
 
     def _code_of(self, value: Any) -> str:
         if isinstance(value, FunctionType):
@@ -154,7 +168,7 @@ class _Reading:
 
     def _container(self, value: Any) -> str | None:
         made: str | None = None
-        if isinstance(value, (tuple, list)):
+        if isinstance(value, (tuple, list, deque)):
             made = f"{type(value).__name__}[{','.join(map(self.read, value))}]"
         elif isinstance(value, Mapping):
             pairs = (f"{self.read(key)}={self.read(item)}" for key, item in value.items())
@@ -165,6 +179,10 @@ class _Reading:
             made = f"table:{_table_digest(value)}"
         elif isinstance(value, np.ndarray):
             made = f"array:{value.dtype}{value.shape}{digest(value.tobytes())}"
+        elif isinstance(value, np.generic):
+            made = f"{type(value).__name__}:{value!r}"
+        elif isinstance(value, SimpleNamespace):
+            made = f"namespace:{self.read(vars(value))}"
         elif isinstance(value, pl.Expr):
             made = f"expression:{expression_digest(value)}"
         elif isinstance(value, pl.DataType):
@@ -199,10 +217,16 @@ class _Reading:
         """Return what of its module a function names; of modules, the attributes that it names."""
         names = sorted(_names(function.__code__))
         found = {n: function.__globals__[n] for n in names if n in function.__globals__}
-        for module in [one for one in found.values() if isinstance(one, ModuleType)]:
+        modules = [one for one in found.values() if isinstance(one, ModuleType)]
+        for module in modules:  # and of modules that these have, such as those of a package
             if not self._is_foreign(module.__name__):
                 inside = {n: getattr(module, n) for n in names if hasattr(module, n)}
                 found |= {f"{module.__name__}.{n}": one for n, one in inside.items()}
+                modules += [
+                    one
+                    for one in inside.values()
+                    if isinstance(one, ModuleType) and one not in modules
+                ]
         return found
 
     def _code(self, code: CodeType, doc: str | None = None) -> str:

@@ -15,6 +15,7 @@ from millstream.ops.deploy import Deployment, prepare
 from millstream.ops.plan import ChangePlan, plan_change
 from millstream.ops.view_difference import Threshold, ViewDifference, compare_rows
 from millstream.views.query import Query
+from millstream.views.runs.control_files import hold_deployment
 from millstream.views.store_location import open_state_store
 
 if TYPE_CHECKING:
@@ -73,12 +74,28 @@ def compare(
 
     Raises:
         ConfigError: the edit cannot be deployed, or a view has another key.
+        ConflictError: a deployment or another comparison is at work.
     """
-    plan = plan_change(app, same_expressions=same_expressions)
-    deployment = prepare(app, plan, same_expressions=same_expressions, gone_ok=gone_ok)
-    if deployment is None:
-        return Comparison(app.name, plan)
-    deployment.compute(on_batch, rows_per_batch)
+    with hold_deployment(app.folder):
+        plan = plan_change(app, same_expressions=same_expressions)
+        deployment = prepare(app, plan, same_expressions=same_expressions, gone_ok=gone_ok)
+        if deployment is None:
+            return Comparison(app.name, plan)
+        deployment.compute(on_batch, rows_per_batch)
+        return _compared(
+            deployment, on_batch, sample_rows=sample_rows, rows_per_batch=rows_per_batch
+        )
+
+
+def _compared(
+    deployment: Deployment,
+    on_batch: Callable[[LocalProgress], None] | None,
+    *,
+    sample_rows: int,
+    rows_per_batch: int,
+) -> Comparison:
+    """Compare each view that is rebuilt, at its own position."""
+    app = deployment.app
     views: list[ViewDifference] = []
     positions: dict[str, Any] = {}
     with open_state_store(app.state_store, readonly=True) as live:
@@ -91,7 +108,7 @@ def compare(
             views.append(compare_rows(view, key, found.rows, after, sample_rows=sample_rows))
             positions[view] = found.position
     new = tuple(sorted(deployment.rebuilt_views - there))
-    return Comparison(app.name, plan, tuple(views), positions, new)
+    return Comparison(app.name, deployment.change, tuple(views), positions, new)
 
 
 def _key_of(deployment: Deployment, view: str) -> tuple[str, ...]:

@@ -30,7 +30,14 @@ from millstream.kernels.definition import canonical_text
 from millstream.kernels.plan import ForeachSinkSpec, JobPlan, ViewSinkSpec
 from millstream.object_store.address import is_url
 from millstream.ops.plan import ChangePlan, buckets_of_state, plan_change
-from millstream.ops.previous_version import BEGUN_FROM, PreviousVersion, keep_previous, link_runs
+from millstream.ops.previous_version import (
+    BEGUN_FROM,
+    SOURCE_OFFSET,
+    PreviousVersion,
+    has_lost_records,
+    keep_previous,
+    link_runs,
+)
 from millstream.pipeline.compiler import compile_plan
 from millstream.pipeline.graph import Output
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW, view_schemas
@@ -43,7 +50,12 @@ from millstream.views.coverage import (
     OutputSink,
     initial_coverage,
 )
-from millstream.views.runs.control_files import active_runs, check_no_reset, hold_run_lock
+from millstream.views.runs.control_files import (
+    active_runs,
+    check_no_reset,
+    hold_deployment,
+    hold_run_lock,
+)
 from millstream.views.schema import JOB
 from millstream.views.sink import RunStart
 from millstream.views.state_store.program import StoredProgram
@@ -93,19 +105,20 @@ def deploy(
     Raises:
         ConfigError: the plan refuses, the log no longer holds all that is needed, or the runs of state are in an
             object store.
-        ConflictError: the app was run meanwhile. Deploy again.
+        ConflictError: the app was run or deployed meanwhile: deploy again. Or another deployment is at work.
     """
-    plan = plan_change(app, same_expressions=same_expressions)
-    deployment = prepare(app, plan, same_expressions=same_expressions, gone_ok=gone_ok)
-    if deployment is None:
+    with hold_deployment(app.folder):
+        plan = plan_change(app, same_expressions=same_expressions)
+        deployment = prepare(app, plan, same_expressions=same_expressions, gone_ok=gone_ok)
+        if deployment is None:
+            _remove_next(app)
+            return DeployResult(app.name, plan, 0, switched=True)
+        records = deployment.compute(on_batch, rows_per_batch)
+        if active_runs(app.folder):
+            return DeployResult(app.name, plan, records, switched=False)
+        deployment.switch()
         _remove_next(app)
-        return DeployResult(app.name, plan, 0, switched=True)
-    records = deployment.compute(on_batch, rows_per_batch)
-    if active_runs(app.folder):
-        return DeployResult(app.name, plan, records, switched=False)
-    deployment.switch()
-    _remove_next(app)
-    return DeployResult(app.name, plan, records, switched=True)
+        return DeployResult(app.name, plan, records, switched=True)
 
 
 def prepare(
@@ -227,8 +240,9 @@ class Deployment:
         from millstream.spark.local_run import LocalRun  # noqa: PLC0415 - loads pyspark
 
         part = self._part(outputs)
-        ends = _end_offsets(open_reader(self.app.log), part, position or self.ends)
-        self._remove_other(part, ends)
+        log = open_reader(self.app.log)
+        ends = _end_offsets(log, part, position or self.ends)
+        self._remove_other(part, ends, log)
         self.folder.mkdir(parents=True, exist_ok=True)
         read = []
 
@@ -276,7 +290,7 @@ class Deployment:
         outputs = self.outputs()
         if not outputs:
             manifests = combine_state(self.plan, kept, StatePart({}, {}))
-            return ProgramSwitch(beginning, self.ends, manifests)
+            return ProgramSwitch(beginning, self.ends, manifests, steps=self.stored.steps)
         names = _NewNames(start.run)
         link_runs(self.folder / "runs", self.app.folder / "runs", names)
         with open_state_store(self._store, readonly=True) as store:
@@ -285,7 +299,10 @@ class Deployment:
             schemas = [one for one in view_schemas(self.plan) if one.name in self.rebuilt_views]
             views = [RebuiltView(schema, store.scan(schema.name)) for schema in schemas]
         manifests = combine_state(self.plan, kept, rebuilt)
-        return ProgramSwitch(beginning, self.ends, manifests, views, self._coverage(beginning.at))
+        coverage = self._coverage(beginning.at)
+        return ProgramSwitch(
+            beginning, self.ends, manifests, views, coverage, steps=self.stored.steps
+        )
 
     def _coverage(self, at: str) -> dict[OutputSink, OutputCoverage]:
         """Return the coverage of rebuilt views: of all that the log holds."""
@@ -303,27 +320,32 @@ class Deployment:
 
     def _part(self, outputs: list[Output]) -> JobPlan:
         buckets = buckets_of_state(self.stored)
-        return compile_plan(self.app.name, outputs, buckets, self.app.on_error)
+        return compile_plan(self.app.name, outputs, buckets, self.app.on_error, self.program.topics)
 
     @property
     def _store(self) -> Path:
         return self.folder / STATE_STORE_FILE
 
-    def _remove_other(self, part: JobPlan, ends: Mapping[str, list[int]]) -> None:
-        """Remove what was computed for another edit, with other buckets, or past the app: it was restored since."""
+    def _remove_other(self, part: JobPlan, ends: Mapping[str, list[int]], log: Reader) -> None:
+        """Remove what was computed for another edit, with other buckets, or past the app: it was restored since.
+
+        So is what cannot go on, as the log has lost records behind it.
+        """
         if not self._store.exists():
             shutil.rmtree(self.folder, ignore_errors=True)
             return
         now = StoredProgram.of(part, self.stored.partitioning)
         with open_state_store(self._store) as store:
             known, read = store.program(self.app.name, JOB), store.position(self.app.name)
+            offset = store.status(self.app.name, JOB).get(SOURCE_OFFSET)
         past = any(
             offset > ends[topic][int(partition)]
             for topic, offsets in read.items()
             for partition, offset in offsets.items()
             if topic in ends
         )
-        if known is None or known.to_json() != now.to_json() or past:
+        lost = offset is not None and has_lost_records(log, offset, ends)
+        if known is None or known.to_json() != now.to_json() or past or lost:
             shutil.rmtree(self.folder)
 
 

@@ -13,12 +13,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from millstream.client.open import open_reader
+from millstream.client.reader import Reader
 from millstream.kernels.adopted_state import StatePart, combine_state
 from millstream.kernels.definition import canonical_text
 from millstream.kernels.plan import JobPlan
@@ -38,7 +40,7 @@ PREVIOUS_FOLDER = "previous"
 BEGUN_FROM = "begun_from"
 """The description of a store that was begun with what another version had, instead of at the start of the log."""
 
-_SOURCE_OFFSET = "source_offset"  # as in the status of a local run
+SOURCE_OFFSET = "source_offset"  # as in the status of a local run
 
 
 def link_runs(source: Path, target: Path, name: Callable[[str], str] = str) -> None:
@@ -73,7 +75,7 @@ def keep_previous(folder: Path, live: StateStore, app: str, views: Sequence[str]
             Fence(app, JOB, run, 0),
             [ViewChange(view, live.scan(view)) for view in views],
             position=live.position(app),
-            status={_SOURCE_OFFSET: offset},
+            status={SOURCE_OFFSET: offset},
             state=live.state_manifests(app, JOB),
         )
     shutil.rmtree(folder / PREVIOUS_FOLDER, ignore_errors=True)
@@ -83,7 +85,7 @@ def keep_previous(folder: Path, live: StateStore, app: str, views: Sequence[str]
 
 def _source_offset(folder: Path, live: StateStore, app: str) -> dict[str, Any] | None:
     """Return the source offset after the last batch: in the status, or in Spark's offset log."""
-    found: dict[str, Any] | None = live.status(app, JOB).get(_SOURCE_OFFSET)
+    found: dict[str, Any] | None = live.status(app, JOB).get(SOURCE_OFFSET)
     if found is not None:
         return found
     plan = folder / "checkpoint" / "offsets" / str(live.last_batch_id(app, JOB))
@@ -96,6 +98,17 @@ def _source_offset(folder: Path, live: StateStore, app: str) -> dict[str, Any] |
     return None
 
 
+def has_lost_records(log: Reader, offset: Mapping[str, Any], topics: Iterable[str]) -> bool:
+    """Return whether the log no longer holds some records behind a source offset, in any of its ``topics``."""
+    return any(
+        read < start
+        for topic in topics
+        for (read, *_), (start, _) in zip(
+            offset["topics"].get(topic, ()), log.offsets(topic), strict=False
+        )
+    )
+
+
 @dataclass(frozen=True)
 class PreviousVersion:
     """A version that was kept in an app's ``folder``."""
@@ -106,7 +119,8 @@ class PreviousVersion:
     def begin(self, run: LocalRun, part: JobPlan, ends: Mapping[str, Sequence[int]]) -> bool:
         """Let a run of a part of a program begin where this version ended, if it has all of the part.
 
-        Nothing happens, and False is returned, if it has not, or has read more than ``ends``.
+        Nothing happens, and False is returned, if it has not, or has read more than ``ends``, or the log has lost
+        records since.
         """
         path = self.folder / PREVIOUS_FOLDER / STATE_STORE_FILE
         if not path.exists():
@@ -128,10 +142,13 @@ class PreviousVersion:
                 for partition, offset in offsets.items()
             ):
                 return False
+            offset = store.status(self.app, JOB)[SOURCE_OFFSET]
+            if has_lost_records(open_reader(run.log), offset, ends):
+                return False
             link_runs(self.folder / PREVIOUS_FOLDER / "runs", run.folder / "runs")
             kept = StatePart(store.state_manifests(self.app, JOB), keys)
             run.begin_from(
-                store.status(self.app, JOB)[_SOURCE_OFFSET],
+                offset,
                 position,
                 [ViewChange(schema.name, store.scan(schema.name)) for schema in schemas],
                 combine_state(part, kept, StatePart({}, {})),

@@ -74,12 +74,14 @@ def compile_plan(
     outputs: Sequence[Output],
     buckets: Buckets,
     on_error: OnError = "dead-letter",
+    topics: Sequence[str] = (),
 ) -> JobPlan:
     """Compile the part of the graph that leads to the outputs. Declaration order fixes the ports.
 
-    ``on_error``: what happens to rows on which an operator's expressions fail.
+    ``on_error``: what happens to rows on which an operator's expressions fail. ``topics`` are those of the
+    program that the outputs are a part of, so that places in its state mean the same to both.
     """
-    return _Compiler(app, outputs, buckets, on_error).plan()
+    return _Compiler(app, outputs, buckets, on_error, topics).plan()
 
 
 @dataclass
@@ -88,6 +90,7 @@ class _Compiler:
     outputs: Sequence[Output]
     buckets: Buckets
     on_error: OnError
+    numbered: Sequence[str] = ()  # topics that have numbers though nothing here reads them
     # Each with the number of its input: a node may take the same rows twice.
     children: dict[GraphNode, list[tuple[GraphNode | Output, int]]] = field(default_factory=dict)
     ports: dict[ConsumerNode, tuple[int, ...]] = field(default_factory=dict)
@@ -128,7 +131,8 @@ class _Compiler:
     @property
     def _topics(self) -> tuple[str, ...]:
         """All topics that are read, by number: a program that resumes from the state reads the same."""
-        return tuple(sorted({n.topic for n in self.sources if isinstance(n, SourceNode)}))
+        read = {n.topic for n in self.sources if isinstance(n, SourceNode)}
+        return tuple(sorted(read.union(self.numbered)))
 
     def _heartbeat_ms(self) -> int | None:
         wanted = [node.kernel.heartbeat_ms for node in self.depths]

@@ -133,12 +133,15 @@ class LocalRun:
             position: The same as a position, of the topics that the plan reads.
         """
         known = SourceOffset.from_json(offset)
+        read = {
+            source.topic for source in self.plan.sources
+        }  # a position lacks those without a record
         own = replace(
             known,
-            topics={topic: known.topics[topic] for topic in position},
+            topics={topic: known.topics[topic] for topic in read},
             behind={},
-            topic_ids={topic: known.topic_ids[topic] for topic in position},
-            removals={t: last for t, last in known.removals.items() if t in position},
+            topic_ids={topic: known.topic_ids[topic] for topic in read},
+            removals={t: last for t, last in known.removals.items() if t in read},
         )
         with open_committer(self.plan, self.store, self.log) as committer:
             committer.begin_run(JOB, _CHECKPOINT_ID, partitioning=partitioning)

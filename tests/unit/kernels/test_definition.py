@@ -170,6 +170,53 @@ def test_a_function_of_a_module_that_is_not_installed_is_looked_into(tmp_path, m
     assert digest_with("x + 1") != digest_with("x + 2")
 
 
+def test_a_module_of_a_package_is_looked_into_by_its_whole_name(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = tmp_path / "package_of_test"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+
+    def digest_with(factor):
+        (folder / "rates.py").write_text(f"FACTOR = {factor}\n")
+        for name in ("package_of_test", "package_of_test.rates"):
+            sys.modules.pop(name, None)
+        for cached in folder.rglob("*.pyc"):
+            cached.unlink()
+        text = "import package_of_test.rates\ndef f(x): return x * package_of_test.rates.FACTOR"
+        return code_digest(compiled(text))
+
+    assert digest_with(2) == digest_with(2)
+    assert digest_with(2) != digest_with(3)
+
+
+@pytest.mark.parametrize("length", [3, 7, 8, 30])
+def test_a_function_shows_however_many_others_lead_to_it(length):
+    chain = "\n".join(f"def f{n}(x): return f{n + 1}(x)" for n in range(length))
+    one, again, other = (
+        code_digest(compiled(f"{chain}\ndef f{length}(x): return x * {factor}\nf = f0"))
+        for factor in (2, 2, 3)
+    )
+    assert one == again != other
+
+
+def test_functions_that_all_name_each_other_are_read_in_a_moment():
+    named = " + ".join(f"f{n}(x)" for n in range(7))
+    text = "\n".join(f"def f{n}(x): return {named}" for n in range(7)) + "\nf = f0"
+    assert code_digest(compiled(text)) == code_digest(compiled(text))
+
+
+@pytest.mark.parametrize(
+    "made", ["np.int64({})", "np.float32({})", "SimpleNamespace(a={})", "deque([{}])"]
+)
+def test_a_value_that_is_no_builtin_shows(made):
+    text = "import numpy as np\nfrom types import SimpleNamespace\nfrom collections import deque\n"
+    one, again, other = (
+        code_digest(compiled(f"{text}C = {made.format(value)}\ndef f(x): return x, C"))
+        for value in (2, 2, 3)
+    )
+    assert one == again != other
+
+
 def test_functions_that_name_each_other_come_to_an_end():
     text = "def f(x): return g(x - 1) if x else 0\ndef g(x): return f(x)"
     assert code_digest(compiled(text)) == code_digest(compiled(text))

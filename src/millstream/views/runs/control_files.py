@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, ConflictError
 from millstream.log.files import DISK
 
 _PREFIX = "running-"
@@ -49,6 +49,27 @@ def hold_run_lock(folder: Path, run: int) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
+
+
+@contextmanager
+def hold_deployment(folder: Path) -> Iterator[None]:
+    """Be the only deployment or comparison of an app until the block ends: all compute in one folder.
+
+    Raises:
+        ConflictError: there is another.
+    """
+    if not folder.exists():  # the app has never run, and nothing is computed
+        yield
+        return
+    with (folder / "deployment").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConflictError(
+                f"Another deployment or comparison of the app in {folder} is at work. Wait for it, or stop it, and do "
+                "this again: it goes on with what was computed."
+            ) from None
+        yield
 
 
 def active_runs(folder: Path) -> list[ActiveRun]:

@@ -42,7 +42,8 @@ class ProgramSwitch:
     """What takes the place of a program's state and views.
 
     ``position`` is the one that state and views are of; ``manifests`` are all of the new program's state.
-    ``coverage`` is that of outputs that were rebuilt; the others go on as in any run.
+    ``coverage`` is that of outputs that were rebuilt; the others go on as in any run. ``steps`` are those of the
+    program that it was compared with; None if it does not matter whose state is there.
     """
 
     beginning: RunProgram
@@ -50,6 +51,7 @@ class ProgramSwitch:
     manifests: Mapping[tuple[int, int], bytes]
     views: Sequence[RebuiltView] = ()
     coverage: Mapping[OutputSink, OutputCoverage] = field(default_factory=dict)
+    steps: Mapping[str, Any] | None = None
 
 
 def difference(schema: ViewSchema, before: pl.DataFrame, after: pl.DataFrame) -> ViewChange:

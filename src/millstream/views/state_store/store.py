@@ -232,7 +232,8 @@ class StateStore(StateStoreReader):
 
         Raises:
             FencedError: a newer run has begun.
-            ConflictError: the app has committed a batch since the position of the new state.
+            ConflictError: the app has committed a batch since the position of the new state, or another program was
+                deployed.
         """
         app, job = start.app, start.job
 
@@ -246,6 +247,11 @@ class StateStore(StateStoreReader):
                 raise ConflictError(
                     f"{app} has read more of the log, or was rescaled, since its new state was computed. Nothing was "
                     "changed. Deploy again."
+                )
+            if stored is not None and switch.steps not in (None, stored.steps):
+                raise ConflictError(
+                    f"Another program of {app} was deployed since this one was compared with what is there. Nothing "
+                    "was changed. Deploy again."
                 )
             _put_state(db, app, job, switch.manifests)
             fence = Fence(app, job, start.run, int(fence_value(db, "batch_id", app, job) or 0))

@@ -1,0 +1,156 @@
+"""What a deployment takes from elsewhere: a part of a program, the version before, and another deployment's folder."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from unittest import mock
+
+import pytest
+from edited_app import START, EditedApp, answers, events, per_kind
+
+import millstream as ms
+from millstream.errors import ConflictError
+from millstream.ops import deploy as deployment
+from millstream.ops.compare import compare
+from millstream.ops.deploy import deploy, prepare
+from millstream.ops.plan import plan_change
+from millstream.views.coverage import partial_note
+from millstream.views.store_location import open_state_store
+
+TWO_TOPICS = """
+from datetime import datetime
+
+import millstream as ms
+
+app = ms.App("ads", log=LOG, buckets=2)
+fields = {"ad": str, "kind": str, "cost": int, "at": datetime}
+before = app.topic("before", fields).stream(time="at", lateness="1 day")
+clicks = app.topic("clicks", fields).stream(time="at", lateness="1 day")
+last = clicks.table(key="ad", order=ORDER, name="last")
+last.group_by("kind").agg(n=ms.count(), cost=ms.sum("cost")).view("kinds")
+before.window(ms.tumbling("1 hour"), by="ad").emit("update").agg(n=ms.count()).view("before")
+"""
+SUM_TO_MAX = ('n=ms.count(), cost=ms.sum("cost")', 'n=ms.count(), cost=ms.max("cost")')
+TRIPLE = ("FACTOR = 2", "FACTOR = 3")
+LONGER = ('ms.tumbling("1 minute"), by="ad"', 'ms.tumbling("2 minutes"), by="ad"')
+
+
+class StoppedError(Exception):
+    pass
+
+
+def stop(_progress):
+    raise StoppedError
+
+
+def began(folder, source=None, count=150):
+    edited = EditedApp(folder, 1, **({} if source is None else {"source": source}))
+    edited.create()
+    if source is not None:
+        with ms.connect(edited.log) as log:
+            log.create_topic("before", partitions=1)
+    rows = events(count, 5)
+    edited.append(rows)
+    edited.run(edited.write())
+    return edited, rows
+
+
+def grow(edited, app, rows, count, seed):
+    more = events(count, seed, first=len(rows))
+    edited.append(more)
+    edited.run(app)
+    rows += more
+
+
+@pytest.mark.parametrize("order", ["time", "offset"])
+def test_a_part_that_reads_fewer_topics_has_the_places_of_the_whole(tmp_path, order):
+    edited = EditedApp(tmp_path, 1, source=TWO_TOPICS.replace("ORDER", repr(order)))
+    edited.create()
+    with ms.connect(edited.log) as log:
+        log.create_topic("before", partitions=1)
+
+    def click(cost, topic="clicks"):
+        edited.append([{"ad": "a1", "kind": "k", "cost": cost, "at": START}], topic)
+
+    click(1, "before")
+    click(1)
+    edited.run(edited.write())
+    deploy(edited.write(SUM_TO_MAX))
+    click(5)
+    edited.run(edited.write(SUM_TO_MAX))
+    deploy(edited.write())  # begins with the state of the whole program, and reads one topic
+    assert edited.views(edited.write())["kinds"] == {("k", 1, 5)}
+    click(9)
+    edited.run(edited.write())  # goes on with the state of the part
+    assert edited.views(edited.write())["kinds"] == {("k", 1, 9)}
+
+
+def test_going_back_is_possible_where_a_topic_was_empty(tmp_path):
+    edited, rows = began(tmp_path, TWO_TOPICS.replace("ORDER", '"time"'), 20)
+    union = ("clicks.table", "clicks.union(before).table")
+    deploy(edited.write(union))
+    deploy(edited.write(union, SUM_TO_MAX))
+    grow(edited, edited.write(union, SUM_TO_MAX), rows, 10, 6)
+    app = edited.write(union)
+    assert deploy(app).records == 10
+    last = {row["ad"]: row for row in rows}.values()
+    kinds = {row["kind"] for row in last}
+    costs = {kind: [row["cost"] for row in last if row["kind"] == kind] for kind in kinds}
+    assert edited.views(app)["kinds"] == {(k, len(c), sum(c)) for k, c in costs.items()}
+
+
+def test_going_back_where_the_log_has_lost_what_came_since_begins_with_what_it_holds(tmp_path):
+    edited, rows = began(tmp_path)
+    deploy(edited.write(TRIPLE))
+    grow(edited, edited.write(TRIPLE), rows, 100, 6)
+    with ms.connect(edited.log) as log:
+        log.delete_records("clicks", 0, 200)
+    app = edited.write()
+    assert deploy(app, gone_ok=True).records == 50
+    assert edited.views(app) == answers(rows) | {"per_kind": per_kind(rows[200:])}
+    with open_state_store(app.state_store, readonly=True) as store:
+        assert "clicks/0 200" in str(partial_note(store.coverage("per_kind")))
+
+
+def test_what_was_computed_is_not_used_where_the_log_has_lost_what_follows(tmp_path):
+    edited, rows = began(tmp_path)
+    app = edited.write(TRIPLE)
+    with suppress(StoppedError):
+        deploy(app, stop, rows_per_batch=40)
+    with ms.connect(edited.log) as log:
+        log.delete_records("clicks", 0, 100)
+    assert deploy(app, gone_ok=True).records == 50
+    assert edited.views(app)["per_kind"] == per_kind(rows[100:], 3)
+
+
+@pytest.mark.parametrize("work", [deploy, compare])
+def test_beside_a_deployment_there_is_no_other_and_no_comparison(tmp_path, work):
+    edited, rows = began(tmp_path)
+    other, app = edited.write(("FACTOR = 2", "FACTOR = 9")), edited.write(TRIPLE)
+    tried = []
+
+    def meanwhile(_folder):
+        tried.append(True)
+        with pytest.raises(ConflictError, match="Another deployment or comparison"):
+            work(other, stop, rows_per_batch=40)
+        return []
+
+    with mock.patch.object(deployment, "active_runs", meanwhile):
+        assert deploy(app).switched
+    assert tried
+    assert edited.views(app) == answers(rows) | {"per_kind": per_kind(rows, 3)}
+
+
+def test_a_program_that_was_compared_with_another_one_does_not_take_its_place(tmp_path):
+    edited, rows = began(tmp_path)
+    late = edited.write(TRIPLE)
+    plan = plan_change(late)
+    prepared = prepare(late, plan, same_expressions=False, gone_ok=False)
+    first = edited.write(LONGER)
+    deploy(first)
+    prepared.compute(None, 1000)
+    with pytest.raises(ConflictError, match="Another program of ads was deployed"):
+        prepared.switch()  # it would have begun the steps that it keeps with nothing
+    assert edited.views(first)["per_kind"] == per_kind(rows)
+    grow(edited, first, rows, 40, 6)
+    assert edited.views(first)["per_kind"] == per_kind(rows)
