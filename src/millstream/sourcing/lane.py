@@ -44,7 +44,7 @@ from millstream.sourcing.command_queue import (
 )
 from millstream.sourcing.decider import DeciderLike, is_frozen
 from millstream.sourcing.event_types import EventTypes
-from millstream.sourcing.partition_log import Append, PartitionLog
+from millstream.sourcing.partition_log import Append, PartitionLog, events_deleted
 from millstream.sourcing.stored_event import RawEvent, about_of, encode_event
 from millstream.sourcing.stream_index import EventRun, LastEvent, StreamIndex
 
@@ -402,7 +402,9 @@ class Lane:
             )
         if not fits:
             self.index.clear()
-        self._end = max(start, self.index.position)
+        if self.index.position < start:
+            raise events_deleted(self.log, self.index.position, start)
+        self._end = self.index.position
 
     def _add(self, run: Sequence[RawEvent]) -> None:
         """Take the events of a command that was appended by another writer, or in another life."""

@@ -339,14 +339,22 @@ def test_a_topic_that_would_lose_events_is_refused(log: ms.EventLog) -> None:
 
 def test_events_that_were_deleted_are_missed(log: ms.EventLog, tmp_path: Path) -> None:
     with open_store(log, partitions=1) as store:
-        for _ in range(3):
+        for at in range(3):
             store.handle("ada", [1])
+            store.handle(f"only {at}", [1])
     log.delete_records("ledger", 0, 2)
-    with (
-        open_store(log, partitions=1, index=tmp_path / "fresh") as store,
-        pytest.raises(ms.CorruptionError, match="does not follow version 0"),
-    ):
-        store.load("ada")
+    with open_store(log, partitions=1, index=tmp_path / "fresh") as store:
+        gone = r"\[0, 2\) of ledger/0 were deleted"
+        with pytest.raises(ms.CorruptionError, match=gone):
+            store.load("only 0")  # nothing of its stream is left that would miss it
+        with pytest.raises(ms.CorruptionError, match=gone):
+            store.handle("only 0", [1])
+        totals = ms.Projection("totals", {"totals": "account TEXT"}, lambda event, tables: None)
+        with (
+            store.project(totals, tmp_path / "views.db") as view,
+            pytest.raises(ms.CorruptionError, match=gone),
+        ):
+            view.catch_up()
 
 
 def test_partitions_that_were_added_are_refused(log: ms.EventLog) -> None:
