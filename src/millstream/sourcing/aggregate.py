@@ -95,6 +95,7 @@ class Folding:
                 )
             self._decode_state = decoder_of(state)
             parts = [code_digest(decider.initial), code_digest(decider.evolve), events.digest()]
+            parts.append(code_digest(state) if isinstance(state, type) else repr(state))
             self._code = digest(json.dumps(parts))
 
     def load(self, stream_id: str, until_version: int | None = None) -> FoldedStream:
@@ -194,7 +195,7 @@ class Folding:
         """Keep a snapshot.
 
         Raises:
-            ConfigError: the state has no form in JSON.
+            ConfigError: the state has no form in JSON, or would be read as another one than it is.
         """
         try:
             state = ENCODER.encode(aggregate.state).encode()
@@ -203,9 +204,22 @@ class Folding:
                 f"the state of stream {stream_id!r} cannot be written as JSON, for an aggregate snapshot: "
                 f"{error}. Change its type, or open the store without snapshot_every"
             ) from error
+        if not self._is_read_back(aggregate.state, state):
+            raise ConfigError(
+                f"the state of stream {stream_id!r} would be read from an aggregate snapshot as another one than it "
+                "is: no snapshot is kept. Give the decider the `state` that it has, down to keys and items, such as "
+                "dict[int, str], with fields that its class takes, or open the store without snapshot_every"
+            )
         code = self._code_with(forgets)
         kept = StoredSnapshot(aggregate.version, aggregate.timestamp_ms, code, state)
         self._index.put_snapshot(stream_id, kept)
+
+    def _is_read_back(self, state: Any, written: bytes) -> bool:
+        try:
+            again = self._decode_state(json.loads(written))
+            return bool(type(again) is type(state) and again == state)
+        except Exception:  # noqa: BLE001 - it is not, then
+            return False
 
     def _from_snapshot(self, stream_id: str, until: int | None) -> FoldedStream | None:
         if self._every is None:

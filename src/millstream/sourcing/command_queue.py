@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -47,7 +47,7 @@ class PendingCommand:
     """A command on its way. ``events`` or ``error`` is set when it is ``done``.
 
     ``checks_repeats`` says that its id was given, and may have been handled before; then it has a ``nonce``, see
-    ``stored_event``. Its thread ``leads`` once it was appointed, and has ``abandoned`` it when it was interrupted.
+    ``stored_event``. Its thread has ``abandoned`` it when it was interrupted.
     """
 
     stream_id: str
@@ -65,7 +65,6 @@ class PendingCommand:
     repeated: bool = False
     error: BaseException | None = None
     done: bool = False
-    leads: bool = False
     abandoned: bool = False
     _waiting: Any = field(default_factory=threading.Lock)
 
@@ -73,16 +72,20 @@ class PendingCommand:
         self._waiting.acquire()
 
     def wait(self) -> None:
-        """Return when it is done, or its thread is to lead."""
+        """Return when it is done, or its thread is to lead, or for nothing."""
         self._waiting.acquire()
 
     def wake(self) -> None:
-        """Have :meth:`wait` return."""
-        self._waiting.release()
+        """Have :meth:`wait` return; calling it again does nothing."""
+        with suppress(RuntimeError):
+            self._waiting.release()
 
 
 class CommandQueue:
     """Commands that are appended together. Thread-safe.
+
+    An interrupt may come between any two steps, in any thread. So whoever leads hands over whatever happens, and each
+    step of that can be done again. Locks are plain ones: of a Condition an interrupt may leave the lock locked.
 
     Args:
         append: How.
@@ -90,10 +93,13 @@ class CommandQueue:
 
     def __init__(self, append: AppendAll) -> None:
         self._append = append
-        self._arrived = threading.Condition()  # guards the queue, and who leads
+        self._lock = threading.Lock()  # guards the queue, and who leads
         self._queue: list[tuple[CommandLane, PendingCommand]] = []
-        self._led = False
+        self._leader: PendingCommand | None = None
         self._together = 1  # commands of the last round
+        self._gathers = False  # the leader waits for as many, until it can have this:
+        self._enough = threading.Lock()
+        self._enough.acquire()
         # What follows is the leader's.
         self._running: dict[CommandLane, tuple[Steps, Append | None]] = {}
         self._unfinished: list[PendingCommand] = []  # those of the running lanes
@@ -101,54 +107,59 @@ class CommandQueue:
     def handle(self, lane: CommandLane, pending: PendingCommand) -> None:
         """Return when the command has its result, or its error."""
         check_not_deciding()
-        with self._arrived:
-            self._queue.append((lane, pending))
-            leads, self._led = not self._led, True
-            if len(self._queue) >= self._together:
-                self._arrived.notify()
-        if not leads:
-            try:
-                pending.wait()
-            except BaseException:
-                self._give_up(pending)
-                raise
-            if pending.done:
-                return
-        self._lead(pending)
-
-    def _lead(self, pending: PendingCommand) -> None:
-        """Work in rounds until a command is done, and have another thread lead."""
         try:
-            while not pending.done:
-                self._round(pending)
-        finally:
-            with self._arrived:
-                self._queue = [one for one in self._queue if one[1] is not pending]
-                self._appoint()
-
-    def _appoint(self) -> None:
-        """Have the thread of a command lead that is not done; called with the queue's lock."""
-        waiting = [*self._unfinished, *(one for _, one in self._queue)]
-        following = next((one for one in waiting if not one.abandoned), None)
-        self._led = following is not None
-        if following is not None:
-            following.leads = True
-            following.wake()
-        elif self._running:  # whoever waited for them was interrupted
-            self._abort(KeyboardInterrupt())
-            self._unfinished = []
-
-    def _give_up(self, pending: PendingCommand) -> None:
-        """Leave: the thread was interrupted while it waited. What has begun goes on without it."""
-        with self._arrived:
+            if self._join(lane, pending) or self._wait(pending):
+                while not pending.done:
+                    self._round()
+        except BaseException:
             pending.abandoned = True
+            raise
+        finally:
+            if pending.abandoned or self._leader is pending:
+                try:
+                    self._leave(pending)
+                except BaseException:
+                    self._leave(pending)  # it was interrupted itself, and others wait for it
+                    raise
+
+    def _join(self, lane: CommandLane, pending: PendingCommand) -> bool:
+        """Queue a command; return whether its thread leads."""
+        with self._lock:
+            self._queue.append((lane, pending))
+            if self._leader is None:
+                self._leader = pending
+            if self._gathers and len(self._queue) >= self._together:
+                self._gathers = False
+                self._enough.release()
+            return self._leader is pending
+
+    def _wait(self, pending: PendingCommand) -> bool:
+        """Wait until a command is done, or its thread is to lead; return whether it leads."""
+        while True:
+            pending.wait()
+            with self._lock:
+                if pending.done or self._leader is pending:
+                    return not pending.done
+
+    def _leave(self, pending: PendingCommand) -> None:
+        """Have another thread lead, if this one does; if it was interrupted, what has begun goes on without it."""
+        with self._lock:
             self._queue = [one for one in self._queue if one[1] is not pending]
-            if pending.leads:
-                self._appoint()
+            if self._leader is not pending:
+                return
+            self._wake_done()
+            waiting = [*self._unfinished, *(one for _, one in self._queue)]
+            following = next((one for one in waiting if not one.abandoned), None)
+            if following is not None:
+                following.wake()  # it looks who leads once it has the lock
+            elif self._running:  # whoever waited for them was interrupted
+                self._abort(KeyboardInterrupt())
+                self._unfinished = []
+            self._leader = following
 
     # -- rounds, by the leader ----------------------------------------------------------------
 
-    def _round(self, leader: PendingCommand) -> None:
+    def _round(self) -> None:
         """Have every lane decide, append what they decided, and tell them."""
         _deciding.now = True
         try:
@@ -156,31 +167,47 @@ class CommandQueue:
             for lane in [lane for lane, (_, request) in self._running.items() if request is None]:
                 self._advance(lane, self._running[lane][0], None)
             for lane, commands in taken.items():
-                self._advance(lane, lane.handle(commands), None)
+                steps = lane.handle(commands)
+                self._running[lane] = (
+                    steps,
+                    None,
+                )  # before it holds its lane: it is to be ended if this is not
+                self._advance(lane, steps, None)
             self._append_all()
         except BaseException as error:
             self._abort(error)
             raise
         finally:
             _deciding.now = False
-            self._wake_done(leader)
+            self._wake_done()
 
     def _take(self) -> dict[CommandLane, list[PendingCommand]]:
         """Take what is queued for lanes that are free."""
+        self._gather()
         taken: dict[CommandLane, list[PendingCommand]] = {}
-        with self._arrived:
-            if self._together > 1 and not self._running:
-                self._arrived.wait_for(lambda: len(self._queue) >= self._together, timeout=GATHER_S)
-            left = []
-            for lane, one in self._queue:
-                if lane in self._running:
-                    left.append((lane, one))
-                else:
-                    taken.setdefault(lane, []).append(one)
-                    self._unfinished.append(one)
+        with self._lock:
+            left = [one for one in self._queue if one[0] in self._running]
+            begun = [one for one in self._queue if one[0] not in self._running]
+            for lane, one in begun:
+                taken.setdefault(lane, []).append(one)
+            unfinished = [*self._unfinished, *(one for _, one in begun)]
+            # Nothing between these two: a command is in one of them.
+            self._unfinished = unfinished
             self._queue = left
-            self._together = len(self._unfinished)
+            self._together = len(unfinished)
         return taken
+
+    def _gather(self) -> None:
+        """Give those of the last round a moment to come back."""
+        if self._together > 1 and not self._running:
+            with self._lock:
+                self._enough.acquire(
+                    blocking=False
+                )  # it may be free: whoever released it came too late
+                self._gathers = len(self._queue) < self._together
+            if self._gathers:
+                self._enough.acquire(timeout=GATHER_S)
+                self._gathers = False
 
     def _append_all(self) -> None:
         """Append what the lanes yielded, and give each its result."""
@@ -218,12 +245,26 @@ class CommandQueue:
                 steps.throw(error)
         fail([one for one in self._unfinished if not one.done], interrupted(error))
 
-    def _wake_done(self, leader: PendingCommand) -> None:
-        done = [one for one in self._unfinished if one.done]
-        self._unfinished = [one for one in self._unfinished if not one.done]
-        for one in done:
-            if one is not leader and not one.abandoned:
+    def _wake_done(self) -> None:
+        for one in self._unfinished:
+            if one.done:
                 one.wake()
+        self._unfinished = [one for one in self._unfinished if not one.done]
+
+
+@contextmanager
+def deciding() -> Iterator[None]:
+    """Yield while this thread runs what a user has written, and may hold what a store needs.
+
+    Raises:
+        ConfigError: it does so already.
+    """
+    check_not_deciding()
+    try:
+        _deciding.now = True
+        yield
+    finally:
+        _deciding.now = False
 
 
 def check_not_deciding() -> None:

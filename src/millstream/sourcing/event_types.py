@@ -275,15 +275,18 @@ class EventTypes:
         found = self._by_name.get(name)
         if found is None or version > found.version:
             raise ConfigError(self._unknown(name, version, where))
-        fields = self._open(found, version, fields, where)
+        opened = self._open(found, version, fields, where)
+        was_sealed = opened is not fields
         try:
             while version < found.version:
-                fields = self._earlier[name, version].upcast(dict(fields))
+                opened = self._earlier[name, version].upcast(dict(opened))
                 version += 1
-            return found.decode(fields)
+            return found.decode(opened)
         except Exception as error:
+            # Pydantic and int() quote the value that they refuse, which may have been sealed.
+            what = type(error).__name__ if was_sealed else repr(error)
             raise UserCodeError(
-                f"the event {name!r} of version {version} at {where} cannot be read: {error!r}. It "
+                f"the event {name!r} of version {version} at {where} cannot be read: {what}. It "
                 "remains as it was stored; correct its class, or its upcaster"
             ) from error
 

@@ -38,12 +38,13 @@ from millstream.sourcing.aggregate import AggregateCache, FoldedStream, Folding
 from millstream.sourcing.command_queue import (
     PendingCommand,
     check_not_deciding,
+    deciding,
     fail,
     interrupted,
 )
 from millstream.sourcing.decider import DeciderLike, is_frozen
 from millstream.sourcing.event_types import EventTypes
-from millstream.sourcing.partition_log import Append, PartitionLog
+from millstream.sourcing.partition_log import Append, PartitionLog, events_deleted
 from millstream.sourcing.stored_event import RawEvent, about_of, encode_event
 from millstream.sourcing.stream_index import EventRun, LastEvent, StreamIndex
 
@@ -99,20 +100,19 @@ class Lane:
 
     def catch_up(self) -> int:
         """Bring the index up to the end of the partition; return that end."""
-        check_not_deciding()
-        with self._lock:
+        with deciding(), self._lock:
             self._catch_up(looks=True)
             return self._end
 
     def current(self, stream_id: str) -> FoldedStream:
         """Return the aggregate of a stream as it is now."""
-        check_not_deciding()
-        with self._lock:
-            self._catch_up(looks=True)
-            found = self._cache.get(stream_id)
-            if found is not None and is_frozen(found.state):
-                return FoldedStream(found.version, found.state, found.timestamp_ms)
-        return self.folding.load(stream_id)
+        with deciding():
+            with self._lock:
+                self._catch_up(looks=True)
+                found = self._cache.get(stream_id)
+                if found is not None and is_frozen(found.state):
+                    return FoldedStream(found.version, found.state, found.timestamp_ms)
+            return self.folding.load(stream_id)
 
     def forget_states(self) -> int:
         """Drop every cached aggregate and every snapshot; return how many snapshots there were."""
@@ -402,7 +402,9 @@ class Lane:
             )
         if not fits:
             self.index.clear()
-        self._end = max(start, self.index.position)
+        if self.index.position < start:
+            raise events_deleted(self.log, self.index.position, start)
+        self._end = self.index.position
 
     def _add(self, run: Sequence[RawEvent]) -> None:
         """Take the events of a command that was appended by another writer, or in another life."""
@@ -429,8 +431,10 @@ class Lane:
             for event in run:
                 if event.version > cached.version:
                     self.folding.evolve(cached, event)
-        except Exception:  # noqa: BLE001 - whoever needs this aggregate loads it, and gets the error
-            self._cache.drop([run[0].stream_id])
+        except BaseException as error:
+            self._cache.drop([run[0].stream_id])  # it may have been changed in place
+            if not isinstance(error, Exception):
+                raise  # an interrupt; whoever needs this aggregate loads it, and gets any other error
 
     def _is_same(self, first: RawEvent, known: int) -> bool:
         """Return whether a version that the index has already is this event: another process added it."""

@@ -31,7 +31,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from millstream.errors import MillstreamError
+from millstream.errors import CorruptionError, MillstreamError
 from millstream.log.compaction.offset_map import numbers
 from millstream.log.encoding import SimpleRecord
 from millstream.log.varint import Int64s
@@ -93,6 +93,14 @@ Returns for each the offset of its first record, or what it came to:
 - TopicRecreatedError: the topic was deleted and made anew; nothing was appended.
 - another MillstreamError, which may be raised, too: they may have been appended.
 """
+
+
+def events_deleted(log: PartitionLog, start: int, end: int) -> CorruptionError:
+    """Return the error of events that were deleted before they were read: a fold without them is another one."""
+    return CorruptionError(
+        f"the events at offsets [{start}, {end}) of {log.topic}/{log.partition} were deleted from the topic, and were "
+        "not read before. Restore the topic from a backup"
+    )
 
 
 def events_of(

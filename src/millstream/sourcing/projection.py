@@ -36,6 +36,7 @@ from millstream.errors import ConfigError, FencedError, MillstreamError, Retriab
 from millstream.kernels.code_digest import code_digest, digest
 from millstream.sourcing.aggregate import Folding
 from millstream.sourcing.event_types import EventTypes
+from millstream.sourcing.partition_log import events_deleted
 from millstream.sourcing.projection_target import ProjectionTables, open_target
 from millstream.sourcing.stored_event import LogPosition, RawEvent, SourcedEvent
 
@@ -314,15 +315,20 @@ class ProjectionRun:
         """Return the next events, at most a batch, and the identity of the last one.
 
         Those before one that cannot be read, if there are any.
+
+        Raises:
+            CorruptionError: the next ones were deleted.
         """
         folding = self._store.reading(partition)
         low, end = folding.log.bounds()
         batch: list[SourcedEvent] = []
         last: RawEvent | None = None
-        if end <= max(start, low):
+        if start < low:
+            raise events_deleted(folding.log, start, low)
+        if end <= start:
             return batch, ""
         try:
-            for event in islice(folding.log.read(max(start, low), end), BATCH_EVENTS):
+            for event in islice(folding.log.read(start, end), BATCH_EVENTS):
                 batch.append(folding.sourced(event))
                 last = event
         except MillstreamError:

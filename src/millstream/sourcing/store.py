@@ -146,6 +146,7 @@ class EventStore:
         self._queues: dict[int, CommandQueue] = {}
         self._appender: FolderAppender | None = None
         self._lock = threading.Lock()
+        self._process = os.getpid()
         self._closed = False
         self._rejections = None
         if rejections == "record":
@@ -430,7 +431,16 @@ class EventStore:
         return self.lane(self.partition_of(stream_id))
 
     def lane(self, partition: int) -> Lane:
-        """Return the lane of a partition; the first call opens it."""
+        """Return the lane of a partition; the first call opens it.
+
+        Raises:
+            FencedError: the store was closed, or opened before a fork: its locks may be held by threads that this
+                process does not have.
+        """
+        if os.getpid() != self._process:
+            raise FencedError(
+                f"the store of {self.topic!r} was opened before a fork; connect and open one in the child"
+            )
         lane = self._lanes.get(partition)
         if lane is not None:
             return lane
@@ -476,7 +486,9 @@ class EventStore:
         return FolderPartition(self.log, *place), queue or CommandQueue(self._appender.append_all)
 
     def close(self) -> None:
-        """Close the store, before the log. Calling it again does nothing."""
+        """Close the store, before the log. Calling it again does nothing, and in a forked child neither."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             self._closed = True
             lanes, self._lanes = self._lanes, {}

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dis
 import random
+import sys
 import threading
 from collections import Counter
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import pairwise
+from types import CodeType, FrameType
+from typing import Any
 
+import pytest
 from example_counts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +23,7 @@ from unit.sourcing.ledger import open_store
 import millstream as ms
 from millstream.errors import EndMovedError
 from millstream.log.group_commit import GroupCommit
+from millstream.sourcing import command_queue
 from millstream.sourcing.command_queue import CommandQueue, PendingCommand
 from millstream.sourcing.partition_log import Append
 from millstream.sourcing.stored_event import Metadata
@@ -139,7 +146,7 @@ def test_a_queue_whose_leader_is_interrupted_ends_what_it_began_and_goes_on() ->
     lanes = CountingLane(), CountingLane()
     queue = CommandQueue(interrupt_once())
     held = pending("held")
-    queue._led = True  # as if somebody led, until both wait
+    queue._leader = nobody = pending("nobody")  # until both wait
     threads = [
         threading.Thread(target=swallow, args=(queue, lane, one))
         for lane, one in zip(lanes, (held, pending("other")), strict=True)
@@ -148,8 +155,7 @@ def test_a_queue_whose_leader_is_interrupted_ends_what_it_began_and_goes_on() ->
         thread.start()
     while len(queue._queue) < 2:
         threads[0].join(0.001)
-    with queue._arrived:
-        queue._appoint()
+    queue._leave(nobody)
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive()
@@ -177,6 +183,103 @@ def interrupt_once():
 def swallow(queue: CommandQueue, lane: CountingLane, one: PendingCommand) -> None:
     with suppress(KeyboardInterrupt):
         queue.handle(lane, one)
+
+
+def interruptible(code: CodeType) -> set[int]:
+    """Return the places where Python looks for interrupts: at the start, behind calls, and where a loop goes on."""
+    steps = list(dis.get_instructions(code))
+    found = {step.offset for step in steps if step.opname.startswith("JUMP_BACKWARD")}
+    for before, step in pairwise(steps):
+        if before.opname.startswith(("CALL", "RESUME", "BEFORE_WITH", "SEND")):
+            found.add(step.offset)
+    return found
+
+
+class InterruptAt:
+    """Interrupts a thread at the n-th such place in the queue."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def __call__(self, frame: FrameType, _event: str, _arg: object) -> Any:
+        code = frame.f_code
+        if code.co_filename != command_queue.__file__ or code.co_name == "__post_init__":
+            return None
+        frame.f_trace_opcodes = True
+        places = interruptible(code)
+
+        def step(frame: FrameType, event: str, _arg: object) -> Any:
+            if event == "opcode" and frame.f_lasti in places:
+                self.left -= 1
+                if not self.left:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return step
+
+        return step
+
+
+@pytest.mark.parametrize("victim", ["leader", "first", "second"])
+def test_an_interrupt_at_any_place_leaves_nobody_waiting(victim: str) -> None:
+    places = 0
+    for number in range(1, 1000):
+        at = InterruptAt(number)
+        all_are_handled_but(victim, at)
+        if at.left > 0:
+            break
+        places = number
+    assert places > 15
+
+
+def is_on_its_way(queue: CommandQueue, one: PendingCommand) -> bool:
+    return one in queue._unfinished or one in [queued for _, queued in queue._queue]
+
+
+def all_are_handled_but(victim: str, at: InterruptAt) -> None:
+    lanes = CountingLane(), CountingLane()
+    begun, going_on = threading.Event(), threading.Event()  # of the first append
+
+    def append(appends: list[Append]) -> list[int | EndMovedError]:
+        begun.set()
+        going_on.wait(30)
+        return accept(appends)
+
+    queue = CommandQueue(append)
+    sent = [
+        (lanes[0], pending("leader")),
+        (lanes[0], pending("first")),
+        (lanes[1], pending("second")),
+    ]
+
+    def send(lane: CountingLane, one: PendingCommand) -> None:
+        if one.stream_id == victim:
+            sys.settrace(at)
+        try:
+            swallow(queue, lane, one)
+        finally:
+            sys.settrace(None)
+
+    threads = [threading.Thread(target=send, args=one, daemon=True) for one in sent]
+    for thread, (_, one) in zip(threads, sent, strict=True):
+        thread.start()
+        # The first one leads, and is at its append when the others come; if it is interrupted before, the next one.
+        while thread.is_alive() and not (begun.is_set() and is_on_its_way(queue, one)):
+            thread.join(0.0005)
+    going_on.set()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    last = pending("last")
+    queue.handle(lanes[0], last)
+    names = [name for lane in lanes for name in lane.appended]
+    assert len(names) == len(set(names))
+    assert "last" in names
+    for _, one in sent:
+        assert one.done or one.stream_id == victim
+        assert one.error is not None or one.stream_id in {victim, *names}
+    assert not any(lane.held.locked() for lane in lanes)
+    assert queue._running == {}
+    assert queue._queue == queue._unfinished == []
 
 
 def test_streams_of_all_partitions_are_committed_together(log: ms.EventLog, monkeypatch) -> None:

@@ -368,3 +368,23 @@ def test_a_subject_that_is_nobody_is_refused_and_nothing_is_stored(
         store.handle("a", kind("True", "Bob"))
         store.forget("1")
         assert [event.data.name for event in store.history("a")] == ["", "Bob"]
+
+
+def test_an_event_that_cannot_be_read_does_not_have_its_personal_fields_in_the_error(
+    log: ms.EventLog, tmp_path: Path
+) -> None:
+    with open_club(log, tmp_path) as store:
+        store.handle("club", ADA)
+    types = event_types(version=2)
+
+    @types.upcaster("joined", from_version=1)
+    def _(fields):
+        return {**fields, "name": int(fields["name"])}
+
+    keys = tmp_path / "apart" / "keys.db"
+    with (
+        EventStore(log, "club", CLUB, types, keys=keys) as store,
+        pytest.raises(ms.UserCodeError, match="cannot be read: ValueError") as raised,
+    ):
+        store.load("club")
+    assert SECRETS[0] not in str(raised.value)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from unit.sourcing.ledger import ACCOUNT, Balance, event_types, evolve, open_store
+from unit.sourcing.ledger import ACCOUNT, Balance, Paid, event_types, evolve, open_store
 
 import millstream as ms
 from millstream.cli.main import millstream
@@ -108,3 +108,37 @@ def test_the_state_at_a_version_and_at_a_time(log: ms.EventLog) -> None:
             store.state_at("ada", datetime(2026, 1, 1))  # noqa: DTZ001 - which is refused
         with pytest.raises(ms.ConfigError, match="version -1"):
             store.state_at("ada", -1)
+
+
+def seats(kind: object) -> ms.Decider:
+    def decide(seat: int, taken: dict[int, bool]) -> list[Paid]:
+        if seat in taken:
+            raise ms.CommandRejectedError("it is taken")
+        return [Paid(seat)]
+
+    return ms.Decider(
+        initial=dict, decide=decide, evolve=lambda s, e: {**s, e.amount: True}, state=kind
+    )
+
+
+@pytest.mark.parametrize(("kind", "kept"), [(dict, False), (dict[int, bool], True)])
+def test_a_state_that_would_be_read_as_another_one_is_not_kept(
+    log: ms.EventLog, kind: object, kept: bool
+) -> None:
+    with EventStore(log, "hall", seats(kind), event_types(), snapshot_every=2) as store:
+        store.handle("hall", 1)
+        store.handle("hall", 2)
+    with EventStore(log, "hall", seats(kind), event_types(), snapshot_every=2) as store:
+        assert len(list(store.verify_snapshots())) == kept
+        assert store.load("hall").state == {1: True, 2: True}
+        with pytest.raises(ms.CommandRejectedError):
+            store.handle("hall", 2)
+
+
+def test_a_snapshot_under_another_type_of_the_state_is_not_used(log: ms.EventLog) -> None:
+    for kind in (dict[int, bool], dict[str, bool]):
+        with EventStore(log, "hall", seats(kind), event_types(), snapshot_every=2) as store:
+            if not store.load("hall").version:
+                store.handle("hall", 1)
+                store.handle("hall", 2)
+            assert store.load("hall").state == {1: True, 2: True}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+import signal
 import threading
 import uuid
 from collections import defaultdict
@@ -12,6 +14,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from example_counts import some
@@ -336,14 +339,22 @@ def test_a_topic_that_would_lose_events_is_refused(log: ms.EventLog) -> None:
 
 def test_events_that_were_deleted_are_missed(log: ms.EventLog, tmp_path: Path) -> None:
     with open_store(log, partitions=1) as store:
-        for _ in range(3):
+        for at in range(3):
             store.handle("ada", [1])
+            store.handle(f"only {at}", [1])
     log.delete_records("ledger", 0, 2)
-    with (
-        open_store(log, partitions=1, index=tmp_path / "fresh") as store,
-        pytest.raises(ms.CorruptionError, match="does not follow version 0"),
-    ):
-        store.load("ada")
+    with open_store(log, partitions=1, index=tmp_path / "fresh") as store:
+        gone = r"\[0, 2\) of ledger/0 were deleted"
+        with pytest.raises(ms.CorruptionError, match=gone):
+            store.load("only 0")  # nothing of its stream is left that would miss it
+        with pytest.raises(ms.CorruptionError, match=gone):
+            store.handle("only 0", [1])
+        totals = ms.Projection("totals", {"totals": "account TEXT"}, lambda event, tables: None)
+        with (
+            store.project(totals, tmp_path / "views.db") as view,
+            pytest.raises(ms.CorruptionError, match=gone),
+        ):
+            view.catch_up()
 
 
 def test_partitions_that_were_added_are_refused(log: ms.EventLog) -> None:
@@ -624,3 +635,99 @@ def test_a_stream_id_that_is_not_unicode_is_refused(store: EventStore) -> None:
     for call in (lambda: store.handle("\ud800", [1]), lambda: store.load("a\udfff")):
         with pytest.raises(ms.ConfigError, match="the stream id"):
             call()
+
+
+def adding() -> tuple[ms.Decider, list[Exception | type[BaseException] | None]]:
+    """Return a decider whose state is changed in place, and a list of what its next evolve is to raise."""
+    raised: list[Any] = []
+
+    def evolve(state: list[int], event: Paid) -> list[int]:
+        state.append(event.amount)
+        if raised:
+            raise raised.pop()
+        return state
+
+    def decide(_: int, state: list[int]) -> list[Paid]:
+        return [Paid(1 + sum(state))]
+
+    return ms.Decider(initial=list, decide=decide, evolve=evolve), raised
+
+
+def test_an_interrupt_while_another_writers_events_are_folded_counts_none_twice(
+    log: ms.EventLog, tmp_path: Path
+) -> None:
+    decider, raised = adding()
+    with (
+        EventStore(log, "ledger", decider, event_types()) as store,
+        EventStore(log, "ledger", decider, event_types(), index=tmp_path / "other") as other,
+    ):
+        store.handle("a", 0)
+        other.handle("a", 0)
+        raised.append(KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):
+            store.load("a")
+        assert store.handle("a", 0).events == [Paid(4)]
+
+
+def test_a_look_at_the_store_from_within_evolve_is_refused_and_waits_for_nothing(
+    log: ms.EventLog, tmp_path: Path
+) -> None:
+    found: list[EventStore] = []
+
+    def evolve(state: int, event: Paid) -> int:
+        for store in found:
+            store.load("b")
+        return state + event.amount
+
+    decider = ms.Decider(initial=int, decide=lambda n, _: [Paid(n)], evolve=evolve)
+    with (
+        EventStore(log, "ledger", decider, event_types()) as store,
+        EventStore(log, "ledger", decider, event_types(), index=tmp_path / "other") as other,
+    ):
+        store.handle("a", 1)
+        other.handle("a", 1)
+        found.append(store)
+        errors: list[BaseException] = []
+
+        def look() -> None:
+            try:
+                store.load("a")
+            except ms.ConfigError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=look, daemon=True)
+        thread.start()
+        thread.join(30)
+        assert [str(error)[:36] for error in errors] == ["a store was used from within decide "]
+
+
+def test_a_store_is_refused_in_a_child_that_was_forked_in_the_middle_of_a_command(
+    log: ms.EventLog,
+) -> None:
+    begun, going_on = threading.Event(), threading.Event()
+
+    def decide(amount: int, _: int) -> list[Paid]:
+        begun.set()
+        going_on.wait(30)
+        return [Paid(amount)]
+
+    decider = ms.Decider(initial=int, decide=decide, evolve=lambda total, e: total + e.amount)
+    with EventStore(log, "ledger", decider, event_types(), partitions=1) as store:
+        thread = threading.Thread(target=store.handle, args=("a", 1))
+        thread.start()
+        begun.wait(30)
+        child = os.fork()
+        if not child:
+            signal.alarm(20)  # it would wait for ever
+            refused = 0
+            for call in (lambda: store.load("a"), lambda: store.handle("a", 1)):
+                with contextlib.suppress(ms.FencedError):
+                    call()
+                    continue
+                refused += 1
+            store.close()
+            os._exit(refused)
+        going_on.set()
+        thread.join(30)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+        assert store.load("a").state == 1
