@@ -6,7 +6,7 @@ from contextlib import suppress
 from unittest import mock
 
 import pytest
-from edited_app import START, EditedApp, answers, events, per_kind
+from edited_app import START, EditedApp, answers, events, per_kind, total, windows
 
 import millstream as ms
 from millstream.errors import ConflictError
@@ -31,6 +31,19 @@ last.group_by("kind").agg(n=ms.count(), cost=ms.sum("cost")).view("kinds")
 before.window(ms.tumbling("1 hour"), by="ad").emit("update").agg(n=ms.count()).view("before")
 """
 SUM_TO_MAX = ('n=ms.count(), cost=ms.sum("cost")', 'n=ms.count(), cost=ms.max("cost")')
+TWO_VIEWS = """
+from datetime import datetime
+
+import millstream as ms
+
+app = ms.App("ads", log=LOG, buckets=2)
+fields = {"ad": str, "kind": str, "cost": int, "at": datetime}
+clicks = app.topic("clicks", fields).stream(time="at", lateness="1 day")
+counts = clicks.window(ms.tumbling("1 minute"), by="ad", name="counts").emit("update").agg(n=ms.count())
+sums = clicks.window(ms.tumbling("1 minute"), by="ad", name="sums").emit("update").agg(n=ms.sum("cost"))
+counts.view("one")
+sums.view("two")
+"""
 TRIPLE = ("FACTOR = 2", "FACTOR = 3")
 LONGER = ('ms.tumbling("1 minute"), by="ad"', 'ms.tumbling("2 minutes"), by="ad"')
 
@@ -154,3 +167,19 @@ def test_a_program_that_was_compared_with_another_one_does_not_take_its_place(tm
     assert edited.views(first)["per_kind"] == per_kind(rows)
     grow(edited, first, rows, 40, 6)
     assert edited.views(first)["per_kind"] == per_kind(rows)
+
+
+def test_views_that_change_their_steps_are_computed_anew(tmp_path):
+    edited, rows = began(tmp_path, TWO_VIEWS)
+    app = edited.write(
+        ('counts.view("one")', 'counts.view("two")'), ('sums.view("two")', 'sums.view("one")')
+    )
+    found = {part.name: part for part in plan_change(app).change.parts if part.kind == "view"}
+    assert {part.verdict for part in found.values()} == {"rebuilds"}
+    assert found["one"].why[0] == "it has the rows of another step"
+    deploy(app)
+    grow(edited, app, rows, 50, 6)
+    assert edited.views(app) == {
+        "one": windows(rows, "ad", total("cost")),
+        "two": windows(rows, "ad", len),
+    }

@@ -89,8 +89,8 @@ def from_position(view: str) -> Model:
     """Return the rows of a view that the second half of the records has touched."""
 
     def rows(before: list[Event], after: list[Event]) -> Rows:
-        starts = {floor(row["at"], HOUR / 60) for row in after}
-        return {row for row in answers([*before, *after])[view] if row[0] in starts}
+        touched = {(floor(row["at"], HOUR / 60), row["ad"]) for row in after}
+        return {row for row in answers([*before, *after])[view] if (row[0], row[2]) in touched}
 
     return rows
 
@@ -196,6 +196,11 @@ EDITS = {
         views={"dear": over_all(lambda rows: {
             (row["ad"], row["at"], row["cost"], row["kind"]) for row in rows if row["cost"] > 3})},
         why="column 'kind' is not there"),
+    "a column of a view above which all is as before": Edit(
+        (('per_ad.view("per_ad")', 'per_ad.drop("cost").view("per_ad")'),),
+        {"step per_ad", "view per_ad", "step busy", "view busy"},
+        views={"per_ad": over_all(lambda rows: windows(rows, "ad", len))},
+        why="a view is made anew"),
     "a step is added": Edit(
         ((DEAR, DEAR + 'stream.window(ms.tumbling("1 hour"), by="ad", name="hours").emit("update")'
           '.agg(n=ms.count()).view("hours")\n'),),

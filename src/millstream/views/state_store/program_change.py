@@ -6,12 +6,15 @@ a part                               verdict   because
 step, defined as before              keeps     its state is found by its definition, whatever its name is
 step, new or defined differently     rebuilds  its state has to be computed from the log
 step that is no longer there         drops     nothing reads its state any more
+step that gives such a view its      rebuilds  what it has given out has to come once more; so has what is below
+rows, and steps below that one                 it
 step that cannot be compared         refuses   another version of polars or Python describes it differently
 output, defined as before            keeps     its rows are those of the program
 output that is new, or differs       keeps     it takes effect at the next batch; earlier rows stay
 in stateless steps alone
 view below a step that rebuilds      rebuilds  its rows are computed with the step's state
-view with other columns or key       rebuilds  its table is another one
+view with other columns or key, or   rebuilds  its table is another one, or other rows belong there
+of another step than it was
 topic, dataset, function, view in a  keeps     what was written cannot be taken back: it takes effect at
 database, below such a step                    the next batch
 dataset or view in a database with   refuses   its rows stand where Millstream cannot replace them
@@ -25,7 +28,7 @@ Nothing here reads or changes a store: `millstream plan` shows it, and a test ca
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -130,9 +133,13 @@ def compare_programs(
             same, although another version of polars or Python describes them differently.
     """
     steps = _Steps(left.program, now, same_expressions=same_expressions)
+    remade = {
+        view: why for view in declared.schemas if (why := _remade(view, left, declared, steps))
+    }
+    steps.give_again(json.loads(declared.coverage[_output(view)].definition) for view in remade)
     parts = [*steps.changes()]
     rebuilt = {part.key for part in parts if part.verdict in ("rebuilds", "refuses")}
-    outputs = _Outputs(left, now, declared, frozenset(filter(None, rebuilt)))
+    outputs = _Outputs(left, now, declared, frozenset(filter(None, rebuilt)), remade)
     return ProgramChange((*parts, *outputs.changes()), (), steps.kept)
 
 
@@ -148,6 +155,9 @@ class _Steps:
     same_expressions: bool
     kept: dict[str, str] = field(default_factory=dict)
     unclear: dict[str, str] = field(default_factory=dict)
+    again: dict[str, str] = field(
+        default_factory=dict
+    )  # they are as before, and give their rows once more
 
     def __post_init__(self) -> None:
         waiting: dict[str, list[str]] = {}
@@ -159,6 +169,14 @@ class _Steps:
                 self.kept[key] = alike.pop(0) if len(alike) > 1 else alike[0]
         if self.stored.versions != self.now.versions:
             self._pair_same_texts()
+
+    def give_again(self, remade: Iterable[Any]) -> None:
+        """Rebuild the steps whose rows the views of these definitions have, and what is below these steps."""
+        paths = ProgramPaths(self.now)
+        above = {key for view in remade for key in paths.next_steps_of(view)} & {*self.kept}
+        for key, step in self.now.steps.items():
+            if key in self.kept and above & {key, *paths.steps_of(step["definition"])}:
+                self.again[key] = self.kept.pop(key)
 
     def _pair_same_texts(self) -> None:
         """Keep, or find unclear, what reads as before and is described by other versions."""
@@ -181,6 +199,9 @@ class _Steps:
                 before = self.stored.steps[self.kept[key]]["name"]
                 was = None if before == name else before
                 yield PartChange("step", name, "keeps", was=was, key=key)
+            elif key in self.again:
+                anew = "a view is made anew that has its rows, or those of a step above it"
+                yield PartChange("step", name, "rebuilds", (anew,), topics=topics, key=key)
             elif key in self.unclear:
                 yield PartChange("step", name, "refuses", (self._versions(),), key=key)
             elif key in pairs:
@@ -189,16 +210,16 @@ class _Steps:
                 yield PartChange("step", name, "rebuilds", why, topics=topics, key=key)
             else:
                 yield PartChange("step", name, "rebuilds", ("it is new",), topics=topics, key=key)
-        used = {*self.kept.values(), *self.unclear.values(), *pairs.values()}
+        used = {*self._paired.values(), *pairs.values()}
         for key, step in self.stored.steps.items():
             if key not in used:
                 yield PartChange("step", step["name"], "drops", ("it is no longer there",))
 
     def _changed_pairs(self) -> Iterator[tuple[str, str]]:
         """Pair what is left: by key, then by name, then the only two that are left."""
-        used = {*self.kept.values(), *self.unclear.values()}
+        used = {*self._paired.values()}
         gone = [key for key in self.stored.steps if key not in used]
-        new = [key for key in self.now.steps if key not in {**self.kept, **self.unclear}]
+        new = [key for key in self.now.steps if key not in self._paired]
         for key in [key for key in new if key in gone]:
             gone.remove(key)
             new.remove(key)
@@ -212,6 +233,10 @@ class _Steps:
                 yield key, named[0]
         if len(gone) == len(new) == 1:
             yield new[0], gone[0]
+
+    @property
+    def _paired(self) -> dict[str, str]:
+        return {**self.kept, **self.again, **self.unclear}
 
     def _versions(self) -> str:
         moved = (
@@ -247,6 +272,7 @@ class _Outputs:
     now: StoredProgram
     declared: ProgramOutputs
     rebuilt: frozenset[str]
+    remade: Mapping[str, tuple[str, ...]]
 
     def changes(self) -> Iterator[PartChange]:
         """Yield what happens to each output of the program, then to those that are left out."""
@@ -270,9 +296,9 @@ class _Outputs:
         paths = ProgramPaths(self.now)
         below = bool(self.rebuilt & paths.steps_of(definition))
         if label == STATE_STORE_VIEW:
-            shape = self._shape_differs(name)
-            if below or shape:
-                why = (*shape, *(["a step above it is rebuilt"] if below else []))
+            remade = self.remade.get(name, ())
+            if below or remade:
+                why = (*remade, *(["a step above it is rebuilt"] if below else []))
                 topics = tuple(sorted(paths.topics_of(definition)))
                 return PartChange(kind, name, "rebuilds", why, topics=topics)
         elif kind in ("view", "dataset") and before is not None:
@@ -281,10 +307,6 @@ class _Outputs:
                 why = (*shape, "its rows cannot be replaced: give it another name or place")
                 return PartChange(kind, name, "refuses", why)
         return PartChange(kind, name, "keeps", self._from_now(before, declared, below=below))
-
-    def _shape_differs(self, view: str) -> tuple[str, ...]:
-        was, now = self.left.outputs.schemas.get(view), self.declared.schemas[view]
-        return () if was is None or was == now else (was.difference(now),)
 
     def _from_now(
         self, before: OutputCoverage | None, declared: OutputCoverage, *, below: bool
@@ -304,6 +326,30 @@ class _Outputs:
     def _is_same(self, was: Any, now: Any) -> bool:
         upgraded = self.left.program.versions != self.now.versions
         return canonical_text(was) == canonical_text(now) or (upgraded and same_text(was, now))
+
+
+def _output(view: str) -> OutputSink:
+    return view, STATE_STORE_VIEW
+
+
+def _remade(
+    view: str, left: ProgramState, declared: ProgramOutputs, steps: _Steps
+) -> tuple[str, ...]:
+    """Return why a view's table is made anew, whatever becomes of the steps above it; () if it is not."""
+    was, now = left.outputs.schemas.get(view), declared.schemas[view]
+    before = left.outputs.coverage.get(_output(view))
+    if was is None or before is None:
+        return ()
+    if was != now:
+        return (was.difference(now),)
+    if steps.stored.versions != steps.now.versions or before.spans[-1].until is not None:
+        return ()  # the steps are not called what they were; or the view was left out before, by another program
+    stored = ProgramPaths(steps.stored).next_steps_of(json.loads(before.definition))
+    reads = ProgramPaths(steps.now).next_steps_of(
+        json.loads(declared.coverage[_output(view)].definition)
+    )
+    kept = {key: steps.kept[key] for key in reads if key in steps.kept}
+    return () if {*kept.values()} <= stored else ("it has the rows of another step",)
 
 
 def _kind(label: str) -> PartKind:

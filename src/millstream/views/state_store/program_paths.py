@@ -29,14 +29,16 @@ class ProgramPaths:
             for key, step in self._program.steps.items()
         }
 
+    def next_steps_of(self, definition: Any) -> set[str]:
+        """Return the keys of the stateful steps whose rows a definition reads, with no other between."""
+        words = [(edge, word) for edge in _edges(definition) for word in _ABOVE if word in edge]
+        return {self._by_code[edge[word]["code"]] for edge, word in words}
+
     def steps_of(self, definition: Any) -> set[str]:
         """Return the keys of all stateful steps above a definition."""
-        found: set[str] = set()
-        for edge in _edges(definition):
-            for word in _ABOVE:
-                if word in edge:
-                    key = self._by_code[edge[word]["code"]]
-                    found |= {key, *self.steps_of(self._program.steps[key]["definition"])}
+        found = self.next_steps_of(definition)
+        for key in tuple(found):
+            found |= self.steps_of(self._program.steps[key]["definition"])
         return found
 
     def topics_of(self, definition: Any) -> set[str]:
