@@ -11,6 +11,7 @@ from unit.sourcing.club import ADA, BOB, SECRETS, open_club
 from unit.sourcing.ledger import Balance, before_its_append, open_store
 
 import millstream as ms
+from millstream.client.kafka.transaction import KafkaTransactionManager
 from millstream.errors import TopicRecreatedError
 from millstream.sourcing.store import EventStore
 
@@ -84,6 +85,26 @@ def test_of_two_stores_none_decides_on_what_is_out_of_date(
                         one.handle("pot", [1])
             two.handle("pot", [1])
             assert two.load("pot").state == Balance(2, 3)
+
+
+def test_after_an_interrupt_at_a_commit_versions_go_on(
+    log: ms.EventLog, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if log.is_folder:
+        pytest.skip("behind brokers alone a commit is seen later than it is made")
+    with open_store(log, index=index, partitions=1) as store:
+        store.handle("pot", [5])
+        with monkeypatch.context() as patched:
+            patched.setattr(KafkaTransactionManager, "_wait_until_visible", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                store.handle("pot", [2], command_id="c")
+        assert store.handle("pot", [2], command_id="c").repeated
+        assert store.handle("pot", [1]).version == 3
+        assert [event.version for event in store.history("pot")] == [1, 2, 3]
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_who_only_reads_fences_nobody(log: ms.EventLog, index: Path, tmp_path: Path) -> None:

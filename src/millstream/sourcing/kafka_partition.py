@@ -77,6 +77,11 @@ class KafkaPartition:
                 with suppress(MillstreamError):  # what came of them, the commit says
                     producer.flush()
                 self._reader.topic_id(self.topic)
+        except (KeyboardInterrupt, SystemExit):
+            # Committed or not, readers may not see it yet. The next producer of this id waits for what became of it.
+            self._producer = None
+            producer.close()
+            raise
         except ProducerFencedError as error:
             raise FencedError(
                 f"another store writes {self.topic}/{self.partition} now; behind brokers a partition has "
