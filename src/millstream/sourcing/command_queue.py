@@ -288,7 +288,9 @@ def fail(commands: Sequence[PendingCommand], error: MillstreamError) -> None:
 
 def interrupted(error: BaseException) -> MillstreamError:
     """Return the error of commands whose handling was interrupted."""
-    return MillstreamError(
+    found = MillstreamError(
         f"handling was interrupted ({error!r}), and the command may have been handled; send it again with "
         "the same command id"
     )
+    found.__cause__ = error
+    return found

@@ -20,8 +20,8 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 
 from millstream.errors import (
@@ -135,7 +135,7 @@ class Lane:
         """Give each of these commands its result; yield what is to be appended, or None to look again later.
 
         Whoever runs this sends the offset of the first record, or throws what the append raised. The lane is held
-        until it has ended; an exception that is none of ours ends it, and is what its commands get.
+        until it has ended. What fails in it is what its commands get, and an interrupt ends it, too.
         """
         with self._lock:
             while commands:
@@ -157,6 +157,9 @@ class Lane:
                         self._failure = error
                     fail(group, error)
                     del commands[: len(group)]
+                except Exception as error:  # noqa: BLE001 - such as one of SQLite: it concerns no other lane
+                    fail(commands, interrupted(error))
+                    return
                 except BaseException as error:
                     fail(commands, interrupted(error))
                     raise
@@ -172,6 +175,8 @@ class Lane:
                 yield from self._handle_group([one])
             except MillstreamError as error:
                 fail([one], error)
+            except Exception as error:  # noqa: BLE001 - as in ``handle``
+                fail([one], interrupted(error))
 
     def _handle_group(self, group: Sequence[PendingCommand]) -> Generator[Append | None, int, int]:
         """Handle as many commands as one batch should have; return how many these are."""
@@ -351,11 +356,17 @@ class Lane:
 
     def _keep(self, draft: _Draft) -> None:
         """Keep snapshots, and flush the index. What fails here is made from the log another time."""
-        try:
-            for stream_id, before in draft.versions_before.items():
-                aggregate = draft.aggregates[stream_id]
+        for stream_id, before in draft.versions_before.items():
+            aggregate = draft.aggregates[stream_id]
+            with self._only_warning():
                 self.folding.keep_snapshot(stream_id, before, aggregate, self._forgets)
+        with self._only_warning():
             self.index.flush_if_due()
+
+    @contextmanager
+    def _only_warning(self) -> Iterator[None]:
+        try:
+            yield
         except (ConfigError, sqlite3.Error) as error:
             _log.warning("the index of %s/%s: %s", self.log.topic, self.log.partition, error)
 

@@ -282,7 +282,7 @@ class StreamIndex:
                 self._move_position()
                 self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                self._db.rollback()  # nothing, if SQLite has done so by itself: where the disk is full
                 raise
             self._runs, self._snapshots, self._unflushed = {}, {}, 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import random
+import sqlite3
 import sys
 import threading
 from collections import Counter
@@ -314,3 +315,30 @@ def test_a_lane_is_in_a_round_once() -> None:
         list(pool.map(lambda at: queue.handle(lane, pending(f"c{at}")), range(40)))
     assert sorted(lane.appended) == sorted(f"c{at}" for at in range(40))
     assert all(len(round_) == 1 for round_ in seen)
+
+
+def test_what_fails_in_one_lane_ends_nothing_of_another(
+    log: ms.EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def locked(**_: object) -> None:
+        raise sqlite3.OperationalError("database is locked")
+
+    with open_store(log, partitions=2) as store:
+        names = {store.partition_of(name): name for name in map(str, range(20))}
+        monkeypatch.setattr(store.lane(1), "_catch_up", locked)
+        results: dict[int, list[str]] = {0: [], 1: []}
+
+        def send(partition: int) -> None:
+            for _ in range(50):
+                try:
+                    store.handle(names[partition], [1])
+                    results[partition].append("")
+                except ms.MillstreamError as error:
+                    results[partition].append(str(error))
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(send, (0, 1, 0, 1)))
+        assert results[0] == [""] * 100
+        assert len(results[1]) == 100
+        assert all("database is locked" in one for one in results[1])
+        assert store.load(names[0]).version == 100
