@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -12,7 +14,10 @@ from unit.sourcing.ledger import ACCOUNT, Balance, Paid, event_types, evolve, op
 
 import millstream as ms
 from millstream.cli.main import millstream
+from millstream.sourcing import stream_index
+from millstream.sourcing.command_queue import PendingCommand
 from millstream.sourcing.store import EventStore
+from millstream.sourcing.stored_event import Metadata
 
 
 def doubled(state: Balance, event) -> Balance:
@@ -82,7 +87,9 @@ def test_verify_finds_a_snapshot_that_is_not_what_the_events_say(
     db.close()
     done = CliRunner().invoke(millstream, ["sourcing", "verify", f"{shop}:open_store"])
     assert done.exit_code == 1
-    assert "ada: at version 5 the snapshot has Balance(total=9, payments=5)" in done.output
+    wrong = "at version 5 the snapshot is not what a full fold is: .total is a int, and is read as a int of another value"
+    assert f"ada: {wrong}" in done.output
+    assert "9" not in done.output  # a value may be personal
     for wrong in ("no.py", f"{shop}:sys"):
         refused = CliRunner().invoke(millstream, ["sourcing", "verify", wrong])
         assert isinstance(refused.exception, ms.ConfigError)
@@ -142,3 +149,62 @@ def test_a_snapshot_under_another_type_of_the_state_is_not_used(log: ms.EventLog
                 store.handle("hall", 1)
                 store.handle("hall", 2)
             assert store.load("hall").state == {1: True, 2: True}
+
+
+@dataclass
+class Hall:
+    """An entity: it is the same one if its id is the same."""
+
+    name: str = "hall"
+    taken: dict = field(default_factory=dict)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Hall) and self.name == other.name
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_a_state_that_is_equal_by_its_id_alone_is_compared_by_its_fields(log: ms.EventLog) -> None:
+    def decide(seat: int, hall: Hall) -> list[Paid]:
+        if seat in hall.taken:
+            raise ms.CommandRejectedError("it is taken")
+        return [Paid(seat)]
+
+    decider = ms.Decider(
+        initial=Hall,
+        decide=decide,
+        evolve=lambda s, e: Hall(s.name, {**s.taken, e.amount: True}),
+        state=Hall,
+    )
+    for _ in range(2):
+        with EventStore(log, "hall", decider, event_types(), snapshot_every=2) as store:
+            if not store.load("hall").version:
+                store.handle("hall", 1)
+                store.handle("hall", 2)
+            with pytest.raises(ms.CommandRejectedError):
+                store.handle("hall", 2)
+
+
+def test_a_state_that_cannot_be_kept_hinders_no_other(
+    log: ms.EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def evolve_some(state: Any, event: Paid) -> Any:
+        return {**state, (event.amount if event.note else str(event.amount)): True}
+
+    decider = ms.Decider(initial=dict, decide=lambda c, s: [c], evolve=evolve_some, state=dict)
+    monkeypatch.setattr(stream_index, "FLUSH_RUNS", 2)
+    with EventStore(log, "hall", decider, event_types(), partitions=1, snapshot_every=1) as store:
+        lane = store.lane(0)
+        lane.catch_up()
+        commands = [
+            PendingCommand(name, Paid(1, note), Metadata(name))
+            for name, note in (("bad", "n"), ("good", ""))
+        ]
+        steps = lane.handle(list(commands))
+        (offset,) = store._queues[0]._append([next(steps)])
+        with pytest.raises(StopIteration):
+            steps.send(offset)
+        assert [one.error for one in commands] == [None, None]
+        assert lane.folding.has_snapshot("good")
+        assert not lane.folding.has_snapshot("bad")
+        assert not lane.index._unflushed
