@@ -80,7 +80,8 @@ class KafkaPartition:
         except (KeyboardInterrupt, SystemExit):
             # Committed or not, readers may not see it yet. The next producer of this id waits for what became of it.
             self._producer = None
-            producer.close()
+            with suppress(MillstreamError):  # whoever interrupts is to see that
+                producer.close()
             raise
         except ProducerFencedError as error:
             raise FencedError(
