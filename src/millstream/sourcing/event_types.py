@@ -282,13 +282,13 @@ class EventTypes:
                 opened = self._earlier[name, version].upcast(dict(opened))
                 version += 1
             return found.decode(opened)
-        except Exception as error:
-            # Pydantic and int() quote the value that they refuse, which may have been sealed.
+        except Exception as error:  # noqa: BLE001 - all of them are errors of the user's code
+            # Pydantic and int() quote the value that they refuse, which may have been sealed: a traceback shows the cause.
             what = type(error).__name__ if was_sealed else repr(error)
             raise UserCodeError(
                 f"the event {name!r} of version {version} at {where} cannot be read: {what}. It "
                 "remains as it was stored; correct its class, or its upcaster"
-            ) from error
+            ) from (None if was_sealed else error)
 
     def _seal(self, kind: EventType, fields: dict[str, Any]) -> dict[str, Any]:
         assert self._keys is not None, "sealed_with has checked it"

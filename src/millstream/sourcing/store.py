@@ -386,9 +386,11 @@ class EventStore:
         Raises:
             ConfigError: the store was opened without ``keys``; or bytes are to be removed from brokers, which
                 cannot do that. Nothing was done.
+            FencedError: the store was opened before a fork. Nothing was done.
             DiskFullError: there was no room to write segments anew; the keys are destroyed. Make room, and
                 call it again.
         """
+        self._check_not_forked()
         if self._keys is None:
             raise ConfigError(
                 "this store has no keys, so nothing in it is sealed; open it with keys='keys.db', and register "
@@ -437,10 +439,7 @@ class EventStore:
             FencedError: the store was closed, or opened before a fork: its locks may be held by threads that this
                 process does not have.
         """
-        if os.getpid() != self._process:
-            raise FencedError(
-                f"the store of {self.topic!r} was opened before a fork; connect and open one in the child"
-            )
+        self._check_not_forked()
         lane = self._lanes.get(partition)
         if lane is not None:
             return lane
@@ -450,6 +449,12 @@ class EventStore:
             if partition not in self._lanes:
                 self._lanes[partition] = self._open_lane(partition)
             return self._lanes[partition]
+
+    def _check_not_forked(self) -> None:
+        if os.getpid() != self._process:
+            raise FencedError(
+                f"the store of {self.topic!r} was opened before a fork; connect and open one in the child"
+            )
 
     def _open_lane(self, partition: int) -> Lane:
         with ExitStack() as undo:

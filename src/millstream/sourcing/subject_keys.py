@@ -22,7 +22,8 @@ import json
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -160,15 +161,25 @@ class SubjectKeys:
     def destroy(self, subject: str) -> int:
         """Destroy the keys of a subject, for good; return how many there were. Durable on return."""
         with self._lock:
-            self._db.execute("BEGIN IMMEDIATE")
-            count = self._db.execute(
-                "UPDATE subject_keys SET secret = NULL WHERE subject = ? AND secret IS NOT NULL",
-                (subject,),
-            ).rowcount
-            self._announce()
-            self._db.execute("COMMIT")
+            with self._transaction():
+                count = self._db.execute(
+                    "UPDATE subject_keys SET secret = NULL WHERE subject = ? AND secret IS NOT NULL",
+                    (subject,),
+                ).rowcount
+                self._announce()
             self._empty_wal()
             return count
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Commit what is done within; after an error or an interrupt nothing was done, and none is left open."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            self._db.rollback()
+            raise
 
     def destroyed(self, subject: str) -> list[int]:
         """Return the numbers of the keys of a subject that were destroyed."""
@@ -207,20 +218,15 @@ class SubjectKeys:
 
     def _key_for(self, subject: str) -> tuple[int, Any]:
         """Return the key of a subject, made if there is none."""
-        with self._lock:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                row = self._db.execute(
-                    "SELECT number, secret FROM subject_keys "
-                    "WHERE subject = ? AND secret IS NOT NULL",
-                    (subject,),
-                ).fetchone()
-                if row is None:
-                    secret = self._random_bytes(_KEY_BYTES)
-                    row = self._fresh_number(), secret
-                    self._db.execute(
-                        "INSERT INTO subject_keys VALUES (?, ?, ?)", (row[0], subject, secret)
-                    )
-            finally:
-                self._db.execute("COMMIT")
+        with self._lock, self._transaction():
+            row = self._db.execute(
+                "SELECT number, secret FROM subject_keys WHERE subject = ? AND secret IS NOT NULL",
+                (subject,),
+            ).fetchone()
+            if row is None:
+                secret = self._random_bytes(_KEY_BYTES)
+                row = self._fresh_number(), secret
+                self._db.execute(
+                    "INSERT INTO subject_keys VALUES (?, ?, ?)", (row[0], subject, secret)
+                )
         return row[0], _cipher(row[1])

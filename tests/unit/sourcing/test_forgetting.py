@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
+import traceback
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from unit.sourcing.club import (
 
 import millstream as ms
 from millstream.sourcing.store import EventStore
+from millstream.sourcing.subject_keys import SubjectKeys
 
 pytest.importorskip("cryptography")
 
@@ -249,8 +252,6 @@ def test_an_old_copy_of_the_keys_that_is_used_on_takes_nobody_else_along(
 
 def test_what_was_sealed_as_one_field_opens_as_no_other(tmp_path: Path) -> None:
     types = event_types()
-    from millstream.sourcing.subject_keys import SubjectKeys
-
     keys = SubjectKeys(tmp_path / "keys.db")
     with_keys = types.sealed_with(keys)
     fields = with_keys.encode(ADA).fields
@@ -280,8 +281,6 @@ def test_personal_fields_need_keys_and_a_subject(log: ms.EventLog, tmp_path: Pat
 
 
 def test_no_file_of_keys_can_be_read_by_other_users(tmp_path: Path) -> None:
-    from millstream.sourcing.subject_keys import SubjectKeys
-
     keys = SubjectKeys(tmp_path / "keys.db")
     keys.seal("m1", "Ada", "here")
     rights = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
@@ -387,4 +386,39 @@ def test_an_event_that_cannot_be_read_does_not_have_its_personal_fields_in_the_e
         pytest.raises(ms.UserCodeError, match="cannot be read: ValueError") as raised,
     ):
         store.load("club")
-    assert SECRETS[0] not in str(raised.value)
+    assert SECRETS[0] not in "".join(traceback.format_exception(raised.value))
+
+
+def test_an_interrupt_while_keys_are_destroyed_leaves_them_and_forgetting_can_be_repeated(
+    log: ms.EventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with open_club(log, tmp_path) as store:
+        store.handle("club", ADA)
+        with monkeypatch.context() as patched:
+            patched.setattr(SubjectKeys, "_announce", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                store.forget("m1")
+        assert [event.data for event in store.history("club")] == [ADA]
+        store.handle("club", BOB)
+        store.forget("m1")
+        assert SECRETS[0] not in str(store.load("club").state)
+
+
+def test_a_forked_child_is_refused_before_it_destroys_keys(
+    log: ms.EventLog, tmp_path: Path
+) -> None:
+    with open_club(log, tmp_path) as store:
+        store.handle("club", ADA)
+        child = os.fork()
+        if not child:
+            try:
+                store.forget("m1")
+            except ms.FencedError:
+                os._exit(7)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert [event.data for event in store.history("club")] == [ADA]
