@@ -12,6 +12,7 @@ from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 from example_counts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.sourcing.ledger import open_store
+from unit.sourcing.ledger import before_its_append, open_store
 
 import millstream as ms
 from millstream.errors import EndMovedError
@@ -342,3 +343,34 @@ def test_what_fails_in_one_lane_ends_nothing_of_another(
         assert len(results[1]) == 100
         assert all("database is locked" in one for one in results[1])
         assert store.load(names[0]).version == 100
+
+
+def test_who_leads_has_the_result_of_its_own_command_whatever_fails_in_another_lane(
+    log: ms.EventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store(log, partitions=2) as store:
+        names = {store.partition_of(name): name for name in map(str, range(20))}
+        other = store.lane(1)
+        catch_up, looks = other._catch_up, []
+
+        def locked_once_it_has_lost(**given: bool) -> None:
+            looks.append(given)
+            if len(looks) == 3:
+                raise sqlite3.OperationalError("database is locked")
+            catch_up(**given)
+
+        def first() -> None:
+            with open_store(log, partitions=2, index=tmp_path / "index") as second:
+                second.handle(names[1], [7])
+
+        def in_a_thread() -> None:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(first).result()
+
+        monkeypatch.setattr(other, "_catch_up", locked_once_it_has_lost)
+        before_its_append(store, monkeypatch, in_a_thread)
+        waiting = PendingCommand(names[1], [1], Metadata("c"))
+        store._queues[0]._queue.append((other, waiting))
+        assert store.handle(names[0], [1]).version == 1
+        assert "database is locked" in str(waiting.error)
+        assert store.load(names[0]).version == 1
