@@ -183,3 +183,33 @@ def test_views_that_change_their_steps_are_computed_anew(tmp_path):
         "one": windows(rows, "ad", total("cost")),
         "two": windows(rows, "ad", len),
     }
+
+
+CLICKS = (
+    'clicks.select(window_start="at", window_end="at", ad="ad", n="cost")'
+    '.view("one", key=["window_start", "ad"])'
+)
+
+
+@pytest.mark.parametrize(
+    ("one", "step"), [('counts.view("one")', "counts"), (CLICKS, None)], ids=["branch", "topic"]
+)
+def test_a_view_that_no_longer_reads_a_step_has_none_of_its_rows(tmp_path, one, step):
+    both = (
+        'counts.view("one")',
+        "counts.union(sums.with_columns(ad=pl.col('ad') + '!')).view('one', key=['window_start', 'ad'])",
+    )
+    source = TWO_VIEWS.replace(*both).replace("import mill", "import polars as pl\nimport mill")
+    edited, rows = began(tmp_path, source)
+    assert any(row[2].endswith("!") for row in edited.views(edited.write())["one"])
+    app = edited.write((both[1], one))
+    parts = {(part.kind, part.name): part for part in plan_change(app).change.parts}
+    assert parts["view", "one"].why[0] == "it has the rows of a step that it no longer reads"
+    assert [name for kind, name in parts if parts[kind, name].verdict == "rebuilds"] == [
+        *filter(None, [step]),
+        "one",
+    ]
+    deploy(app)
+    grow(edited, app, rows, 50, 6)
+    expected = {(row["at"], row["at"], row["ad"], row["cost"]) for row in rows}
+    assert edited.views(app)["one"] == (windows(rows, "ad", len) if step else expected)

@@ -14,7 +14,7 @@ output that is new, or differs       keeps     it takes effect at the next batch
 in stateless steps alone
 view below a step that rebuilds      rebuilds  its rows are computed with the step's state
 view with other columns or key, or   rebuilds  its table is another one, or other rows belong there
-of another step than it was
+of other steps than it was
 topic, dataset, function, view in a  keeps     what was written cannot be taken back: it takes effect at
 database, below such a step                    the next batch
 dataset or view in a database with   refuses   its rows stand where Millstream cannot replace them
@@ -348,8 +348,10 @@ def _remade(
     reads = ProgramPaths(steps.now).next_steps_of(
         json.loads(declared.coverage[_output(view)].definition)
     )
-    kept = {key: steps.kept[key] for key in reads if key in steps.kept}
-    return () if {*kept.values()} <= stored else ("it has the rows of another step",)
+    kept = {steps.kept[key] for key in reads if key in steps.kept}
+    if {*steps.kept} >= reads and kept < stored:
+        return ("it has the rows of a step that it no longer reads",)
+    return () if kept <= stored else ("it has the rows of another step",)
 
 
 def _kind(label: str) -> PartKind:
