@@ -164,7 +164,7 @@ def _check_possible(app: App, plan: ChangePlan, *, gone_ok: bool) -> None:
         )
     if plan.verdict == "rebuilds" and plan.gone and not gone_ok:
         raise ConfigError(
-            f"The log no longer holds {plan.gone} records that {app.name} has read before: what is rebuilt would lack "
+            f"The log no longer holds {plan.gone:,} records that {app.name} has read before: what is rebuilt would lack "
             "them. Confirm it by --gone-ok, or undo the change."
         )
     if is_url(app.state) and plan.verdict == "rebuilds":
