@@ -205,3 +205,23 @@ def answers(rows: Sequence[Event]) -> dict[str, Rows]:
         "busy": busy(rows),
         "dear": dear(rows),
     }
+
+
+EDIT = (
+    ("n=ms.count(), cost", 'n=ms.count(), top=ms.max("cost"), cost'),
+    ("FACTOR = 2", "FACTOR = 3"),
+)
+"""An edit of the app: a step that has other columns then, and one that has the same."""
+
+
+def edited_answers(rows: Sequence[Event]) -> dict[str, Rows]:
+    """Return the answers of the edited app."""
+
+    def top(members: Sequence[Event]) -> int:
+        return max(row["cost"] for row in members)
+
+    changed = {
+        "per_ad": windows(rows, "ad", len, top, total("cost")),
+        "per_kind": per_kind(rows, 3),
+    }
+    return answers(rows) | changed

@@ -2,26 +2,10 @@
 
 import json
 
-from edited_app import EditedApp, answers, events, per_kind, total, windows
+from edited_app import EDIT, EditedApp, answers, edited_answers, events
 
 from millstream.ops.deploy import deploy
 from millstream.ops.plan import plan_change
-
-EDIT = (
-    ("n=ms.count(), cost", 'n=ms.count(), top=ms.max("cost"), cost'),
-    ("FACTOR = 2", "FACTOR = 3"),
-)
-
-
-def edited_answers(rows):
-    def top(members):
-        return max(row["cost"] for row in members)
-
-    changed = {
-        "per_ad": windows(rows, "ad", len, top, total("cost")),
-        "per_kind": per_kind(rows, 3),
-    }
-    return answers(rows) | changed
 
 
 def run(app, spark):

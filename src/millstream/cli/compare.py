@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from millstream.cli.deploy import shown_batches
+from millstream.cli.deploy import records_per_second_option, shown_batches
 from millstream.cli.plan import edited_app, edited_app_options
 from millstream.cli.tables import TableColumn, json_option, pluralize, print_table
 
@@ -37,11 +37,7 @@ EXIT_DIFFERENT = 3
     show_default=True,
     help="How many rows that differ to show of each view.",
 )
-@click.option(
-    "--records-per-second",
-    type=click.IntRange(min=1),
-    help="Read the log no faster than this, to leave the machine to what runs.",
-)
+@records_per_second_option
 @click.option(
     "--gone-ok", is_flag=True, help="Compare although the log no longer holds all records."
 )

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 OnBatch = Callable[["LocalProgress"], None]
 EXIT_NOT_SWITCHED = 3
 
+records_per_second_option = click.option(
+    "--records-per-second",
+    type=click.IntRange(min=1),
+    help="Read the log no faster than this, to leave the machine to what runs.",
+)
+
 
 @click.command()
 @edited_app_options
@@ -32,11 +38,7 @@ EXIT_NOT_SWITCHED = 3
 @click.option(
     "--timeout", default="1 minute", show_default=True, help="With --stop: how long to wait for it."
 )
-@click.option(
-    "--records-per-second",
-    type=click.IntRange(min=1),
-    help="Read the log no faster than this, to leave the machine to what runs.",
-)
+@records_per_second_option
 @click.option(
     "--gone-ok",
     is_flag=True,

@@ -189,8 +189,8 @@ def confirm(question: str) -> None:
 
 
 def pluralize(number: int, noun: str) -> str:
-    """Return ``1 record``, ``2 records``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """Return ``1 record``, ``2 records``, ``3,000 records``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def format_time(timestamp_ms: int) -> str:

@@ -304,3 +304,8 @@ class JobPlan:
     steps: tuple[str, ...] = ()
     heartbeat_ms: int | None = None
     program: Program = Program()
+
+    @property
+    def spark_steps(self) -> list[str]:
+        """The names of what only Spark can compute: native steps, and streaming DataFrames."""
+        return [one.name for one in self.natives] + [one.name for one in self.frames]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +33,9 @@ from millstream.object_store.address import is_url
 from millstream.ops.plan import ChangePlan, buckets_of_state, plan_change
 from millstream.ops.previous_version import (
     BEGUN_FROM,
-    SOURCE_OFFSET,
     PreviousVersion,
     has_lost_records,
+    has_read_past,
     keep_previous,
     link_runs,
 )
@@ -50,6 +51,7 @@ from millstream.views.coverage import (
     OutputSink,
     initial_coverage,
 )
+from millstream.views.position import SOURCE_OFFSET
 from millstream.views.runs.control_files import (
     active_runs,
     check_no_reset,
@@ -162,7 +164,7 @@ def _check_possible(app: App, plan: ChangePlan, *, gone_ok: bool) -> None:
         )
     if plan.verdict == "rebuilds" and plan.gone and not gone_ok:
         raise ConfigError(
-            f"The log no longer holds {plan.gone} records that {app.name} has read before: what is rebuilt would lack "
+            f"The log no longer holds {plan.gone:,} records that {app.name} has read before: what is rebuilt would lack "
             "them. Confirm it by --gone-ok, or undo the change."
         )
     if is_url(app.state) and plan.verdict == "rebuilds":
@@ -188,11 +190,11 @@ class Deployment:
     def folder(self) -> Path:
         return self.app.folder / NEXT_FOLDER
 
-    @property
+    @cached_property
     def plan(self) -> JobPlan:
         return self.app.plan(buckets_of_state(self.stored))
 
-    @property
+    @cached_property
     def program(self) -> StoredProgram:
         return StoredProgram.of(self.plan, self.stored.partitioning)
 
@@ -338,12 +340,7 @@ class Deployment:
         with open_state_store(self._store) as store:
             known, read = store.program(self.app.name, JOB), store.position(self.app.name)
             offset = store.status(self.app.name, JOB).get(SOURCE_OFFSET)
-        past = any(
-            offset > ends[topic][int(partition)]
-            for topic, offsets in read.items()
-            for partition, offset in offsets.items()
-            if topic in ends
-        )
+        past = has_read_past(read, ends)
         lost = offset is not None and has_lost_records(log, offset, ends)
         if known is None or known.to_json() != now.to_json() or past or lost:
             shutil.rmtree(self.folder)

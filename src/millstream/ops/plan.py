@@ -179,10 +179,10 @@ def _other_topics(plan: JobPlan, log: Reader, known: Mapping[str, str]) -> Itera
 
 def _not_computed_here(plan: JobPlan, change: ProgramChange) -> Iterable[str]:
     """Refuse to rebuild below what only a running Spark query can compute."""
-    names = [one.name for one in plan.natives] + [one.name for one in plan.frames]
-    if change.verdict == "rebuilds" and names:
+    if change.verdict == "rebuilds" and plan.spark_steps:
+        names = ", ".join(map(repr, plan.spark_steps))
         yield (
-            f"parts of it would have to be rebuilt, and it has steps of Spark's own ({', '.join(map(repr, names))}), "
+            f"parts of it would have to be rebuilt, and it has steps of Spark's own ({names}), "
             "whose rows are not read again: give the app another name"
         )
 

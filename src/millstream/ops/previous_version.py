@@ -27,6 +27,7 @@ from millstream.kernels.plan import JobPlan
 from millstream.log.files import DISK
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW, view_schemas
 from millstream.views.coverage import STATE_STORE_VIEW, is_complete
+from millstream.views.position import SOURCE_OFFSET
 from millstream.views.schema import JOB, Fence, ViewChange, ViewSchema
 from millstream.views.state_store.program import StoredProgram
 from millstream.views.state_store.program_tables import RunProgram
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 PREVIOUS_FOLDER = "previous"
 BEGUN_FROM = "begun_from"
 """The description of a store that was begun with what another version had, instead of at the start of the log."""
-
-SOURCE_OFFSET = "source_offset"  # as in the status of a local run
 
 
 def link_runs(source: Path, target: Path, name: Callable[[str], str] = str) -> None:
@@ -98,6 +97,16 @@ def _source_offset(folder: Path, live: StateStore, app: str) -> dict[str, Any] |
     return None
 
 
+def has_read_past(position: Mapping[str, Any], ends: Mapping[str, Sequence[int]]) -> bool:
+    """Return whether a position is behind the ``ends`` of a topic, in any partition."""
+    return any(
+        offset > ends[topic][int(partition)]
+        for topic, offsets in position.items()
+        if topic in ends
+        for partition, offset in offsets.items()
+    )
+
+
 def has_lost_records(log: Reader, offset: Mapping[str, Any], topics: Iterable[str]) -> bool:
     """Return whether the log no longer holds some records behind a source offset, in any of its ``topics``."""
     return any(
@@ -136,11 +145,7 @@ class PreviousVersion:
                 for topic, offsets in store.position(self.app).items()
                 if topic in ends
             }
-            if any(
-                offset > ends[topic][int(partition)]
-                for topic, offsets in position.items()
-                for partition, offset in offsets.items()
-            ):
+            if has_read_past(position, ends):
                 return False
             offset = store.status(self.app, JOB)[SOURCE_OFFSET]
             if has_lost_records(open_reader(run.log), offset, ends):

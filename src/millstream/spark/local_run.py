@@ -36,11 +36,9 @@ from millstream.views.commit.committer import BatchCommitter, collect_results
 from millstream.views.commit.ledger import Position
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.commit.time_status import time_status
+from millstream.views.position import SOURCE_OFFSET
 from millstream.views.schema import JOB, Fence, ViewChange
 from millstream.views.store_location import StoreLocation
-
-SOURCE_OFFSET = "source_offset"
-"""Where the status has the source offset after the last batch."""
 
 _CHECKPOINT_ID = "local-run"  # there is no checkpoint that could be another one
 _ROWS_PER_BATCH = 100_000
@@ -54,11 +52,6 @@ class LocalProgress:
     read: int
     left: int
     position: Position
-
-
-def spark_steps(plan: JobPlan) -> list[str]:
-    """Name what only Spark can compute: native steps, and streaming DataFrames."""
-    return [one.name for one in plan.natives] + [one.name for one in plan.frames]
 
 
 @dataclass(frozen=True)
@@ -76,7 +69,7 @@ class LocalRun:
     rows_per_batch: int = _ROWS_PER_BATCH
 
     def __post_init__(self) -> None:
-        for name in spark_steps(self.plan):
+        for name in self.plan.spark_steps:
             raise ConfigError(
                 f"{name!r} is computed by Spark, and cannot be computed without it. Give the app another "
                 "name to compute its results again."

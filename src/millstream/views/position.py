@@ -14,6 +14,9 @@ from typing import Any
 TOPIC_IDS = "topic_ids"
 """The description under which a state store keeps the ids of the topics of its positions, by name."""
 
+SOURCE_OFFSET = "source_offset"
+"""Where the status of a run without Spark has the source offset after the last batch."""
+
 
 def merge_positions(before: Any, after: Any) -> Any:
     """Return ``after``, with the entries that only ``before`` has, mapping by mapping."""

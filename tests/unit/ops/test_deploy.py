@@ -8,7 +8,16 @@ from dataclasses import replace
 from unittest import mock
 
 import pytest
-from edited_app import EditedApp, answers, busy, events, per_ad, per_kind, total, windows
+from edited_app import (
+    EDIT,
+    EditedApp,
+    answers,
+    busy,
+    edited_answers,
+    events,
+    per_ad,
+    per_kind,
+)
 
 import millstream as ms
 from millstream.errors import ConfigError, ConflictError, FencedError, OffsetOutOfRangeError
@@ -24,25 +33,10 @@ from millstream.views.state_store import store as state_store
 from millstream.views.state_store.store import StateStore
 from millstream.views.store_location import open_state_store
 
-# A step with other columns, one with the same, and one that goes.
+# A step that goes.
 BUSY = """busy = per_ad.window(ms.tumbling("1 hour"), by="ad", name="busy").emit("update")
 busy.agg(most=ms.max("n")).view("busy")
 """
-EDIT = (
-    ("n=ms.count(), cost", 'n=ms.count(), top=ms.max("cost"), cost'),
-    ("FACTOR = 2", "FACTOR = 3"),
-)
-
-
-def edited_answers(rows):
-    def top(members):
-        return max(row["cost"] for row in members)
-
-    changed = {
-        "per_ad": windows(rows, "ad", len, top, total("cost")),
-        "per_kind": per_kind(rows, 3),
-    }
-    return answers(rows) | changed
 
 
 def began(folder, partitions=4, count=150):

@@ -125,8 +125,9 @@ class AppendedRows:
 
     def _check_index(self) -> None:
         """Check that the index has each row; of chunks that are divided, other buckets have some, and it is not known how many."""
-        held = (*self._sorted_chunks(), *self.runs.slots.get(_SLOT, ()))
-        rows = sum(chunk.stored_rows for chunk in self._sorted_chunks())
+        chunks = self._sorted_chunks()
+        held = (*chunks, *self.runs.slots.get(_SLOT, ()))
+        rows = sum(chunk.stored_rows for chunk in chunks)
         known = (
             f"{self.family}.divided" not in self.state.values
         )  # by a version that did not note which chunks are

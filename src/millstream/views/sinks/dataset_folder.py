@@ -87,10 +87,9 @@ class FolderPlace:
             (self.folder / path).unlink(missing_ok=True)
 
     def files(self, manifest: Manifest, before_run: int | None = None) -> dict[str, int]:  # noqa: ARG002
-        found = (path for path in list(self.folder.rglob("*.parquet")))
         return {
             path.relative_to(self.folder).as_posix(): path.stat().st_size
-            for path in found
+            for path in list(self.folder.rglob("*.parquet"))
             if FILE_NAME.fullmatch(path.name)
         }
 

@@ -30,7 +30,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any, Literal, get_args
 
 from millstream.kernels.definition import canonical_text, without_code
 from millstream.views.coverage import (
@@ -50,7 +51,7 @@ Verdict = Literal["keeps", "drops", "rebuilds", "refuses"]
 """What happens to a part; in this order, from the least to the most."""
 
 PartKind = Literal["step", "view", "topic", "dataset", "function"]
-_ORDER: tuple[Verdict, ...] = ("keeps", "drops", "rebuilds", "refuses")
+_ORDER: tuple[Verdict, ...] = get_args(Verdict)
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def compare_programs(
     steps.give_again(json.loads(declared.coverage[_output(view)].definition) for view in remade)
     parts = [*steps.changes()]
     rebuilt = {part.key for part in parts if part.verdict in ("rebuilds", "refuses")}
-    outputs = _Outputs(left, now, declared, frozenset(filter(None, rebuilt)), remade)
+    outputs = _Outputs(left, now, declared, steps.paths, frozenset(filter(None, rebuilt)), remade)
     return ProgramChange((*parts, *outputs.changes()), (), steps.kept)
 
 
@@ -170,9 +171,19 @@ class _Steps:
         if self.stored.versions != self.now.versions:
             self._pair_same_texts()
 
+    @cached_property
+    def paths(self) -> ProgramPaths:
+        """The paths of the program as it is now."""
+        return ProgramPaths(self.now)
+
+    @cached_property
+    def stored_paths(self) -> ProgramPaths:
+        """The paths of the program that has run."""
+        return ProgramPaths(self.stored)
+
     def give_again(self, remade: Iterable[Any]) -> None:
         """Rebuild the steps whose rows the views of these definitions have, and what is below these steps."""
-        paths = ProgramPaths(self.now)
+        paths = self.paths
         above = {key for view in remade for key in paths.next_steps_of(view)} & {*self.kept}
         for key, step in self.now.steps.items():
             if key in self.kept and above & {key, *paths.steps_of(step["definition"])}:
@@ -191,9 +202,8 @@ class _Steps:
     def changes(self) -> Iterator[PartChange]:
         """Yield what happens to each step of the program, then to those that are no longer there."""
         pairs = dict(self._changed_pairs())
-        paths = ProgramPaths(self.now)
         for key, step in self.now.steps.items():
-            topics = tuple(sorted(paths.topics_of(step["definition"])))
+            topics = tuple(sorted(self.paths.topics_of(step["definition"])))
             name = step["name"]
             if key in self.kept:
                 before = self.stored.steps[self.kept[key]]["name"]
@@ -271,6 +281,7 @@ class _Outputs:
     left: ProgramState
     now: StoredProgram
     declared: ProgramOutputs
+    paths: ProgramPaths
     rebuilt: frozenset[str]
     remade: Mapping[str, tuple[str, ...]]
 
@@ -293,13 +304,12 @@ class _Outputs:
         name, label = output
         kind = _kind(label)
         definition = json.loads(declared.definition)
-        paths = ProgramPaths(self.now)
-        below = bool(self.rebuilt & paths.steps_of(definition))
+        below = bool(self.rebuilt & self.paths.steps_of(definition))
         if label == STATE_STORE_VIEW:
             remade = self.remade.get(name, ())
             if below or remade:
                 why = (*remade, *(["a step above it is rebuilt"] if below else []))
-                topics = tuple(sorted(paths.topics_of(definition)))
+                topics = tuple(sorted(self.paths.topics_of(definition)))
                 return PartChange(kind, name, "rebuilds", why, topics=topics)
         elif kind in ("view", "dataset") and before is not None:
             shape = _columns_differ(json.loads(before.definition), definition)
@@ -344,10 +354,8 @@ def _remade(
         return (was.difference(now),)
     if steps.stored.versions != steps.now.versions or before.spans[-1].until is not None:
         return ()  # the steps are not called what they were; or the view was left out before, by another program
-    stored = ProgramPaths(steps.stored).next_steps_of(json.loads(before.definition))
-    reads = ProgramPaths(steps.now).next_steps_of(
-        json.loads(declared.coverage[_output(view)].definition)
-    )
+    stored = steps.stored_paths.next_steps_of(json.loads(before.definition))
+    reads = steps.paths.next_steps_of(json.loads(declared.coverage[_output(view)].definition))
     kept = {steps.kept[key] for key in reads if key in steps.kept}
     if {*steps.kept} >= reads and kept < stored:
         return ("it has the rows of a step that it no longer reads",)

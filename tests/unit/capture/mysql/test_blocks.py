@@ -6,20 +6,21 @@ events are written by that format: random columns of every type, of which none, 
 
 import base64
 import struct
+from functools import partial
 
+import captured_records
 import pytest
 from example_counts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.capture.envelope import CapturedRecords, CaptureTopics, UnitRecords
 from millstream.capture.mysql import cells as cells_module
 from millstream.capture.mysql.cells import row_blocks, row_runs
 from millstream.capture.mysql.decoder import RowsEvent, Statement
 from millstream.capture.mysql.row_images import RowChange
 from millstream.capture.mysql.table_map import read_table_map
 from millstream.capture.mysql.table_schema import fixed_binary_renderer
-from millstream.capture.units import CaptureUnit, RowBlock, TableChange
+from millstream.capture.units import RowBlock, TableChange
 from millstream.errors import ConfigError
 
 CHARSETS = {45: "utf8mb4", 8: "latin1", 35: "ucs2", 51: "cp1251", 11: "ascii", 63: "binary"}
@@ -240,16 +241,7 @@ def one_by_one(table, made):
             yield TableChange("shop", "t", op, table.key, *rows)
 
 
-def records_of(contents):
-    maker = UnitRecords(CaptureTopics("shop"), "mariadb", lambda: 1_767_225_600_123)
-    unit = CaptureUnit("transaction", "0-1-7", 5000, iter(contents), {})
-    found = []
-    for record in maker.records(unit):
-        if isinstance(record, CapturedRecords):
-            found += zip(record.keys.to_pylist(), record.values.to_pylist(), strict=True)
-        else:
-            found.append((record.key, record.value))
-    return found
+records_of = partial(captured_records.records_of, database="mariadb", position="0-1-7", at=5000)
 
 
 @pytest.fixture(autouse=True)

@@ -4,18 +4,19 @@ import base64
 import json
 import math
 import sqlite3
+from functools import partial
 
+import captured_records
 import pytest
 from example_counts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.capture.envelope import CapturedRecords, CaptureTopics, UnitRecords
 from millstream.capture.sqlite import cells
 from millstream.capture.sqlite.cells import row_block
 from millstream.capture.sqlite.encoding import encoded
 from millstream.capture.sqlite.table_info import SqliteTable
-from millstream.capture.units import CaptureUnit, TableChange
+from millstream.capture.units import TableChange
 
 TYPES = ("INTEGER", "TEXT", "BLOB", "REAL", "")
 TEXTS = st.text(max_size=6) | st.sampled_from(["", '"', "\\", "a\x00b\n", "é\u2028😀"])
@@ -64,16 +65,7 @@ def tables(draw):
     return SqliteTable("t", columns, ("c0",), ()), rows, after
 
 
-def records_of(contents):
-    maker = UnitRecords(CaptureTopics("shop"), "sqlite", lambda: 1_767_225_600_123)
-    unit = CaptureUnit("transaction", "7", 5, iter(contents), {})
-    found = []
-    for record in maker.records(unit):
-        if isinstance(record, CapturedRecords):
-            found += zip(record.keys.to_pylist(), record.values.to_pylist(), strict=True)
-        else:
-            found.append((record.key, record.value))
-    return found
+records_of = partial(captured_records.records_of, database="sqlite", position="7", at=5)
 
 
 @pytest.fixture(autouse=True)
