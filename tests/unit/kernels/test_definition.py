@@ -158,12 +158,11 @@ def test_whatever_a_function_does_otherwise_shows(one, other):
 
 def test_a_function_of_a_module_that_is_not_installed_is_looked_into(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # so that no older one is read
 
     def digest_with(body):
         (tmp_path / "rules_of_test.py").write_text(f"def rule(x):\n    return {body}\n")
         sys.modules.pop("rules_of_test", None)
-        for cached in (tmp_path / "__pycache__").glob("*"):
-            cached.unlink()
         return code_digest(compiled("import rules_of_test\ndef f(x): return rules_of_test.rule(x)"))
 
     assert digest_with("x + 1") == digest_with("x + 1")
@@ -172,6 +171,7 @@ def test_a_function_of_a_module_that_is_not_installed_is_looked_into(tmp_path, m
 
 def test_a_module_of_a_package_is_looked_into_by_its_whole_name(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # so that no older one is read
     folder = tmp_path / "package_of_test"
     folder.mkdir()
     (folder / "__init__.py").touch()
@@ -180,8 +180,6 @@ def test_a_module_of_a_package_is_looked_into_by_its_whole_name(tmp_path, monkey
         (folder / "rates.py").write_text(f"FACTOR = {factor}\n")
         for name in ("package_of_test", "package_of_test.rates"):
             sys.modules.pop(name, None)
-        for cached in folder.rglob("*.pyc"):
-            cached.unlink()
         text = "import package_of_test.rates\ndef f(x): return x * package_of_test.rates.FACTOR"
         return code_digest(compiled(text))
 
