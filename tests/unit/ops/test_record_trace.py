@@ -54,7 +54,7 @@ def expected(rows, partitions):
         yield record, exits
 
 
-@pytest.mark.parametrize("partitions", [1, 4])
+@pytest.mark.parametrize("partitions", [1, pytest.param(4, marks=pytest.mark.long)])
 def test_every_exit_of_every_record_is_that_of_the_model(tmp_path, partitions):
     rows = clicks(14, seed=0)
     app = ran(tmp_path, partitions, rows)
