@@ -199,7 +199,10 @@ def _make_sink(
         log,
         options.on_progress,
         EventTimesFile(_event_times(job)),
-        FrameFiles(_frames(job) / str(committer.run) if share else None),
+        FrameFiles(
+            _frames(job) / str(committer.run) if share else None,
+            rewrites=is_one_machine(options.master),
+        ),
         DeadLetterShare(options.dead_max, options.on_alarm),
         SkewWatch(options.on_notice),
         partial(planned_at, job.folder / "checkpoint"),
@@ -364,6 +367,7 @@ class _Query:
         finally:
             query.stop()
             self._clear_stop()
+            self.sink.frame_files.remove_all()
             if self.sink.stages is not None:
                 self.sink.stages.close()
         if failure is not None and not isinstance(failure, FencedError):
