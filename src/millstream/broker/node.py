@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 
+from millstream.broker.counters import BrokerCounters
 from millstream.broker.groups.coordinator import GroupCoordinator
 from millstream.broker.groups.offset_writer import OffsetWriter
 from millstream.broker.log_access import LogAccess
@@ -59,6 +60,7 @@ class BrokerNode:
         members = MemberMemory(settings.members_bytes_max, settings.group_members_max)
         self.groups = GroupCoordinator(settings, members)
         self.log_limiter = ConnectionLogLimiter()
+        self.counters = BrokerCounters()
         self.shares = SharePartitionManager(self.log)
         self.share_sessions = ShareSessionCache()
         self.share_groups = ShareGroupCoordinator(

@@ -85,7 +85,7 @@ class TaskLedger:
     batch. ``watermarks`` is operator → microseconds; ``gauges`` are
     numbers by operator and name, none of them events; ``forgotten`` is source → producers evicted,
     in all, because there were more than the maximum. ``clocks`` is operator → input → the status
-    of its clock; ``late_by_us`` is step → the most that an event missed by; ``hot_keys`` are keys that most of
+    of its clock; ``state`` is operator → bytes and rows of its state; ``late_by_us`` is step → the most that an event missed by; ``hot_keys`` are keys that most of
     the rows have that go to a step. ``sent`` and ``arrived``
     are rows by port, and messages: another process must report as many as one has sent.
     """
@@ -97,6 +97,7 @@ class TaskLedger:
     event_times: dict[str, dict[str, int]] = field(default_factory=dict)
     gauges: dict[str, dict[str, float]] = field(default_factory=dict)
     state_bytes: int = 0
+    state: dict[str, tuple[int, int]] = field(default_factory=dict)
     forgotten: dict[str, int] = field(default_factory=dict)
     clocks: dict[str, dict[str, Any]] = field(default_factory=dict)
     late_by_us: dict[str, int] = field(default_factory=dict)
@@ -125,6 +126,12 @@ class TaskLedger:
         times = self.event_times.setdefault(topic, {})
         times[str(partition)] = max(times.get(str(partition), at_us), at_us)
 
+    def note_state(self, step: str, size_bytes: int, rows: int) -> None:
+        """Note what an operator keeps in a bucket."""
+        known_bytes, known_rows = self.state.get(step, (0, 0))
+        self.state[step] = (known_bytes + size_bytes, known_rows + rows)
+        self.state_bytes += size_bytes
+
     def count(self, step: str, **rows: int) -> None:
         """Add to a step's counts."""
         self.step_counts.setdefault(step, Counter()).update(rows)
@@ -139,6 +146,7 @@ class TaskLedger:
             "event_times": self.event_times,
             "gauges": self.gauges,
             "state_bytes": self.state_bytes,
+            "state": self.state,
             "forgotten": self.forgotten,
             "clocks": self.clocks,
             "late_by_us": self.late_by_us,

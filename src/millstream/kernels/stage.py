@@ -165,7 +165,7 @@ class OperatorRun:
             self.ledger.gauges[kernel.name] = result.gauges
         if clocks:  # what follows no input holds nobody's watermark
             self.ledger.watermarks[kernel.name] = context.watermark_us
-        self.ledger.state_bytes += state.size_bytes
+        self.ledger.note_state(kernel.name, state.size_bytes, state.rows)
         frames = [
             *self._emit(result.rows, self.operator.edges),
             *self._emit(result.late, self.operator.late_edges),

@@ -23,6 +23,7 @@ from millstream.spark.stages.executor import Manifests, StageExecutor
 from millstream.views.commit.committer import BatchCommitter, BatchResult, collect_results
 from millstream.views.commit.time_status import time_status
 from millstream.views.position import merge_positions
+from millstream.views.runs.batch_figures import BatchFigures, BatchPhase, BatchTimer
 from millstream.views.runs.dead_letter_share import DeadLetterShare
 from millstream.views.runs.progress import Progress, largest_batch
 from millstream.views.runs.skew import SkewWatch
@@ -64,7 +65,7 @@ class CommitSink:
     Spark may call it again with a batch that was committed before a crash: the fence is found, and nothing
     is done. ``stages`` is set before the first batch if the plan has any. Large frames are in ``blocks``, if it is
     given, and otherwise in ``frame_files``. ``outputs`` has tasks write large outputs; None: the driver writes
-    all. ``on_begin`` is called before anything is done for a batch.
+    all. ``on_begin`` is called before anything is done for a batch, ``on_batch`` with its phases when it is committed.
     """
 
     plan: JobPlan
@@ -80,12 +81,15 @@ class CommitSink:
     on_begin: Callable[[int], None] = lambda _batch_id: None
     stages: StageExecutor | None = None
     outputs: OutputTasks | None = None
+    on_batch: Callable[[Progress, Sequence[BatchPhase]], None] | None = None
     totals: RunTotals = field(default_factory=RunTotals)
     error: BaseException | None = None
     _ended: float = field(default_factory=time.monotonic)
     _arrived_ms: dict[str, int] = field(default_factory=dict)  # topic/partition → last record read
     _time: dict[str, Any] | None = None  # the part of the last status about time
     _largest: dict[str, Any] | None = None  # what the status says of the speed
+    _timer: BatchTimer = field(default_factory=BatchTimer)
+    _figures: BatchFigures = field(default_factory=BatchFigures)
 
     def __call__(self, frames: DataFrame, batch_id: int) -> None:
         try:
@@ -97,47 +101,64 @@ class CommitSink:
     def _commit(self, frames: DataFrame, batch_id: int) -> None:
         if not self.committer.is_next(batch_id):
             return
+        timer, blocks = self._timer, self.blocks
+        timer.begin(self._batch_start(batch_id))
         self.on_begin(batch_id)
-        blocks = self.blocks
-        given: Sequence[FrameRow] = collect(frames) if blocks is None else blocks.collect(frames)
+        given: Sequence[FrameRow]
+        with timer.phase("read"):
+            given = collect(frames) if blocks is None else blocks.collect(frames)
         state: Manifests = {}
         if self.stages is not None:
-            given, state = self.stages.run(batch_id, given)
-        left, staged = given, dict[str, StagedRows]()
-        if self.outputs is not None:
-            left, staged = self.outputs.stage(batch_id, given)
-        rows = self._fetch(left)
-        result = collect_results(self.plan, rows, staged)
+            with timer.phase("stages"):
+                given, state = self.stages.run(batch_id, given)
+        with timer.phase("outputs"):
+            left, staged = given, dict[str, StagedRows]()
+            if self.outputs is not None:
+                left, staged = self.outputs.stage(batch_id, given)
+            rows = self._fetch(left)
+            result = collect_results(self.plan, rows, staged)
         progress = self._progress(result, batch_id)
-        if self._time is None:
-            self._time = self.committer.state_store.status(self.plan.app, JOB)
-            self._largest = self._time.get("largest_batch")
-        time_part = time_status(self._time, self.plan, result, batch_id, progress.at)
-        self._largest = largest_batch(self._largest, progress)
-        status = {
-            **progress.to_dict(),
-            "largest_batch": self._largest,
-            "forgotten_producers": result.forgotten_producers,
-            "gauges": result.gauges,
-            **time_part,
-        }
-        try:
-            self.committer.commit(batch_id, result, status, state)
-        except StagedRowsLostError:  # sinks that have the batch find their fences
-            result = collect_results(self.plan, self._fetch(given))
-            self.committer.commit(batch_id, result, status, state)
-        if self.stages is not None:
-            self.stages.on_commit()
+        status = self._status(result, progress)
+        with timer.phase("commit"):
+            try:
+                self.committer.commit(batch_id, result, status, state)
+            except StagedRowsLostError:  # sinks that have the batch find their fences
+                result = collect_results(self.plan, self._fetch(given))
+                self.committer.commit(batch_id, result, status, state)
+            if self.stages is not None:
+                self.stages.on_commit()
+        self._figures.end_batch(timer.phases)
         self.event_times.add(rows)
         self.frame_files.remove_batch()
         if blocks is not None:
             blocks.remove_batch()
-        self._time = time_part
         self.totals.add(progress)
         self.dead_letter_share.observe(result.step_counts)
         self.skew.observe(result.hot_keys, result.sent)
+        if self.on_batch is not None:
+            self.on_batch(progress, timer.phases)
         if self.on_progress is not None:
             self.on_progress(progress)
+
+    def _status(self, result: BatchResult, progress: Progress) -> dict[str, Any]:
+        """Return the status that a batch commits. A batch that failed ends the run, so what is carried on here is of committed ones."""
+        if self._time is None:
+            self._time = self.committer.state_store.status(self.plan.app, JOB)
+            self._largest = self._time.get("largest_batch")
+            self._figures = BatchFigures.from_status(self._time)
+        self._time = time_status(self._time, self.plan, result, progress.batch_id, progress.at)
+        self._largest = largest_batch(self._largest, progress)
+        self._figures.add_phases(self._timer.phases)
+        self._figures.add_requests(progress.object_store)
+        return {
+            **progress.to_dict(),
+            "largest_batch": self._largest,
+            "forgotten_producers": result.forgotten_producers,
+            "gauges": result.gauges,
+            "state": result.state,
+            "costs": self._figures.to_status(),
+            **self._time,
+        }
 
     def _fetch(self, rows: Sequence[FrameRow]) -> Sequence[FrameRow]:
         """Return rows with their frames."""

@@ -73,6 +73,7 @@ class BatchResult:
     watermarks: dict[str, int] = field(default_factory=dict)  # operator → microseconds
     gauges: dict[str, dict[str, float]] = field(default_factory=dict)  # operator → name → largest
     state_bytes: int = 0
+    state: dict[str, tuple[int, int]] = field(default_factory=dict)  # operator → bytes, rows
     # source → producers that are no longer followed, in all
     forgotten_producers: dict[str, int] = field(default_factory=dict)
     clocks: dict[str, dict[str, Any]] = field(default_factory=dict)  # operator → input → its time
@@ -215,12 +216,19 @@ def _add_report(result: BatchResult, report: Mapping[str, Any]) -> None:
         known_gauges = result.gauges.setdefault(operator, {})
         for name, value in gauges.items():
             known_gauges[name] = max(known_gauges.get(name, value), value)
-    result.state_bytes += report.get("state_bytes", 0)
+    _add_state(result, report)
     result.clocks.update(report.get("clocks", {}))
     for step, late_by_us in report.get("late_by_us", {}).items():
         result.late_by_us[step] = max(result.late_by_us.get(step, 0), late_by_us)
     result.hot_keys.extend(HotKey(*each) for each in report.get("hot_keys", ()))
     result.forgotten_producers.update(report.get("forgotten", {}))  # every bucket says the same
+
+
+def _add_state(result: BatchResult, report: Mapping[str, Any]) -> None:
+    result.state_bytes += report.get("state_bytes", 0)
+    for operator, (size_bytes, rows) in report.get("state", {}).items():
+        known_bytes, known_rows = result.state.get(operator, (0, 0))
+        result.state[operator] = (known_bytes + size_bytes, known_rows + rows)
 
 
 def view_schemas(plan: JobPlan) -> list[ViewSchema]:

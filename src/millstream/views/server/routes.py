@@ -11,6 +11,8 @@
 ``/apps/NAME/graph``                    its pipeline: nodes and edges
 ``/apps/NAME/dashboard``                its panels, with what they show
 ``/apps/NAME/live``                     status and panels as server-sent events, for the page
+``/metrics``                            the figures of all apps and of the log, for Prometheus
+``/healthz``, ``/readyz``               whether the server lives; whether all stores can be read
 ======================================  ===========================================================
 
 The server only reads. Errors: `millstream/http.py`.
@@ -45,6 +47,8 @@ from millstream.http import (
     exception_handlers,
     json_response,
 )
+from millstream.metrics.exposition import Exposition
+from millstream.metrics.routes import metric_routes
 from millstream.views.coverage import partial_note, spans_to_json
 from millstream.views.position import is_reached
 from millstream.views.query import Query
@@ -72,16 +76,17 @@ _STATUS: StatusTable = (
 
 
 def application(
-    catalog: ViewCatalog, *, hosts: frozenset[str] | None
+    catalog: ViewCatalog, exposition: Exposition, *, hosts: frozenset[str] | None
 ) -> tuple[Starlette, StoreWatcher]:
     """Return the server as an ASGI application, and the watcher that wakes its streams.
 
     Args:
+        exposition: What ``/metrics`` and ``/readyz`` respond.
         hosts: The host names that requests may name; None: any. See :class:`AllowedHosts`.
     """
     server = ViewRoutes(catalog)
     app = Starlette(
-        routes=server.routes(),
+        routes=[*server.routes(), *metric_routes(exposition)],
         exception_handlers=exception_handlers(_STATUS, _ADDRESSES, _log),
         lifespan=server.lifespan,
     )
