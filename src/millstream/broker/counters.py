@@ -18,3 +18,8 @@ class BrokerCounters:
     accepted: int = 0
     refusals: Counter[str] = field(default_factory=Counter)
     requests: Counter[str] = field(default_factory=Counter)
+
+    def count_accepted(self, *, open_now: int) -> None:
+        """Count a connection that was accepted; with it so many are open."""
+        self.accepted += 1
+        self.connections = open_now

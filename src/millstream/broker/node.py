@@ -100,6 +100,11 @@ class BrokerNode:
 
     # -- members of share groups --------------------------------------------------------------
 
+    def connection_refused(self, open_now: int) -> None:
+        """Log and count a connection that is closed at once, as so many are open."""
+        self.counters.refusals["limit"] += 1
+        self.log_limiter.log_closed(f"closed a connection: {open_now} are open, the limit")
+
     def connection_closed(self, connection: int) -> None:
         """End the share sessions of a connection, and release what their members have acquired."""
         for session in self.share_sessions.of_connection(connection):

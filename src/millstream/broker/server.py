@@ -145,6 +145,16 @@ class _Security:
             "127.0.0.1, or use --insecure (insecure=True)"
         )
 
+    def tls_options(self, login_s: float) -> dict[str, Any]:
+        """Return the options of asyncio's server for the certificate; none without one."""
+        if self.certificate is None:
+            return {}
+        return {
+            "ssl": self.certificate.context,
+            "ssl_handshake_timeout": login_s,
+            "ssl_shutdown_timeout": _TLS_ENDS_S,
+        }
+
     def close(self) -> None:
         if self.authenticator is not None:
             self.authenticator.close()
@@ -194,10 +204,7 @@ async def _serving(
             stream.close()
             return
         if len(connections) >= settings.connections_max:
-            node.counters.refusals["limit"] += 1
-            node.log_limiter.log_closed(
-                f"closed a connection: {len(connections)} are open, the limit"
-            )
+            node.connection_refused(len(connections))
             stream.close()
             return
         task = asyncio.current_task()
@@ -206,8 +213,7 @@ async def _serving(
         login = SaslSession(security.authenticator, client_host) if security.authenticator else None
         connection = Connection(node, memory, reader, stream, advertised=advertised, login=login)
         connections[task] = connection
-        node.counters.accepted += 1
-        node.counters.connections = len(connections)
+        node.counters.count_accepted(open_now=len(connections))
         try:
             await connection.run()
         except asyncio.CancelledError:
@@ -222,15 +228,12 @@ async def _serving(
     if security.certificate is not None:
         maintenance.append(asyncio.create_task(refresh_certificate(node, security.certificate)))
     try:
-        tls: dict[str, Any] = {}
-        if security.certificate is not None:
-            tls = {
-                "ssl": security.certificate.context,
-                "ssl_handshake_timeout": settings.login_s,
-                "ssl_shutdown_timeout": _TLS_ENDS_S,
-            }
         server = await asyncio.start_server(
-            connected, sock=listener, limit=READ_AHEAD_BYTES, backlog=_BACKLOG, **tls
+            connected,
+            sock=listener,
+            limit=READ_AHEAD_BYTES,
+            backlog=_BACKLOG,
+            **security.tls_options(settings.login_s),
         )
         try:
             yield failed, partial(read_broker_metrics, node, memory)

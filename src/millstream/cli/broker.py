@@ -22,7 +22,7 @@ from millstream.cli.tables import folder_argument
 from millstream.client.log_metrics import read_log_metrics
 from millstream.durations import to_us
 from millstream.log.takeover import SPARE_FILES
-from millstream.metrics.exposition import Exposition
+from millstream.metrics.exposition import Exposition, ReadFigures
 
 
 @click.command()
@@ -190,7 +190,8 @@ def _exposition(serving: RunningBroker, folder: Path) -> Exposition:
         failure = serving.writer.failure
         return None if failure is None else str(failure)
 
-    sources = {"broker": serving.read_metrics, "log": partial(read_log_metrics, folder)}
+    read_log: ReadFigures = partial(read_log_metrics, folder)
+    sources = {"broker": serving.read_metrics, "log": read_log}
     return Exposition(sources, [why_not_ready])
 
 

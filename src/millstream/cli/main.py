@@ -44,6 +44,7 @@ COMMANDS = {
     "reset": "Remove all that APP has made, so that its next run starts over from the log.",
     "ledger": "Show where every event of APP went: the ledger, per batch or in total.",
     "why": "Say what holds a window open, and why events were late.",
+    "alert": "Look at the figures of a log by the rules in FILE, and tell what is wrong.",
     "view": "Look at maintained views: list them, show rows, follow changes.",
     "dead": "Look at records that could not be processed, and append them again.",
     "sourcing": "Check what is kept beside the events of an event store.",

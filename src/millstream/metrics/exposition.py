@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -100,10 +101,8 @@ class Exposition:
         return HealthAnswer(reasons)
 
     def _generate(self) -> bytes:
-        from millstream import __version__  # noqa: PLC0415 - the package is loaded by now
-
         readings = Readings()
-        readings.add("info", 1, version=__version__)
+        readings.add("info", 1, version=version("millstream"))
         readings.add("metrics_cpu_seconds_total", self._cpu_s)
         for name, read in self._sources.items():
             readings.add("metrics_failed", float(not self._read(name, read, readings)), source=name)

@@ -39,6 +39,14 @@ class Readings(Collector):
         assert definition.kind == "histogram", metric
         self._histograms[definition.name] = histogram
 
+    def values(self, name: str) -> list[tuple[dict[str, str], float]]:
+        """Return the figures of a metric, by its whole name: labels and value of each."""
+        labels = METRICS[name].labels
+        return [
+            (dict(zip(labels, texts, strict=True)), value)
+            for texts, value in self._values.get(name, ())
+        ]
+
     def collect(self) -> Iterator[Metric]:
         """Yield the figures as the library writes them, in the order of the table."""
         for name, definition in METRICS.items():

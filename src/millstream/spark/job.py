@@ -114,6 +114,7 @@ class RunOptions:
     on_alarm: Callable[[str], None] | None = None
     on_phase: Callable[[str], None] = _log.info  # called with what is being started
     on_notice: Callable[[str], None] = _log.warning
+    on_started: Callable[[RunStart], None] = lambda _start: None  # when batches may come
 
 
 def run_job(job: Job, options: RunOptions) -> Report:
@@ -356,6 +357,10 @@ class _Query:
         self._clear_stop()
         self.options.on_phase("planning the first batch")
         query = self._start()
+        committer = self.sink.committer
+        checkpoint_id = committer.state_store.checkpoint_id(self.job.app, JOB)
+        assert checkpoint_id is not None, "the run has begun"
+        self.options.on_started(RunStart(self.job.app, JOB, committer.run, checkpoint_id))
         try:
             reason = self._wait(query)
             # Read before the stop: a stop interrupts a batch that a DataFrame of the user's has begun

@@ -8,6 +8,7 @@ app is down.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -27,6 +28,7 @@ from millstream.views.server.catalog import ViewCatalog
 from millstream.views.server.status import LedgerTotals
 from millstream.views.state_store.reader import StateStoreReader
 
+_LEDGER_KINDS = ("topic", "dataframe", "step", "operator")
 _OPERATIONS = ("puts", "gets", "lists", "deletes", "retries")
 _LOOKED_AT_BYTES = 64 << 10  # of the records that are unread, for the first one's timestamp
 
@@ -174,7 +176,7 @@ class AppMetrics:
             )
             for block in blocks:
                 if block.num_rows:
-                    first_ms = block.column(0).cast("int64")[0].as_py()
+                    first_ms: int = block.column(0).cast("int64")[0].as_py()
                     return max(0.0, self._wall_clock() - first_ms / 1000)
         except (MillstreamError, OSError):
             return None
@@ -215,7 +217,10 @@ def _add_batches(readings: Readings, reading: _AppReading) -> None:
 def _add_ledger(readings: Readings, reading: _AppReading, ledger: LedgerTotals) -> None:
     late = count_late_once(reading.graph, ledger.by_step("late")) if reading.graph["nodes"] else 0
     readings.add("app_late_events_total", late, app=reading.app)
-    for step, counts in ledger.total.items():
+    # Steps count from 0 before their first batch, so that what its first one counts is an increase, too.
+    named = [node["step"] for node in reading.graph["nodes"] if node["kind"] in _LEDGER_KINDS]
+    for step in dict.fromkeys([*named, *ledger.total]):
+        counts = ledger.total.get(step, Counter[str]())
         readings.add("step_read_rows_total", counts["read"], app=reading.app, step=step)
         for name in LEDGER_EXITS:
             readings.add(
