@@ -24,6 +24,7 @@ makes it twice.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
@@ -36,6 +37,8 @@ SAMPLES_MAX = 60  # of a series, for changes within a time
 NOTICES_MAX = (
     100  # untold, of one alert: then those to be told first are given up, and that is logged
 )
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from millstream.errors import CommandRejectedError, ConfigError, FencedError, RetriableError
-from millstream.views.alerts.state import AlertState, Evaluation, change
+from millstream.views.alerts.rule import Series
+from millstream.views.alerts.state import NOTICES_MAX, AlertState, Evaluation, change
 from millstream.views.alerts.targets import AlertTarget
 from millstream.views.alerts.watch import AlertFile, AlertWatch, AppAlertStore
 from millstream.views.sink import RunStart
@@ -371,3 +372,15 @@ def test_nothing_is_told_before_it_is_stored(tmp_path):
     with pytest.raises(Crash):
         AlertWatch("shop", [rule(target, held="0 seconds")], {"f": many}, kept).look()
     assert not target.messages
+
+
+def test_what_cannot_be_told_for_too_long_is_given_up_and_logged(caplog):
+    target = Told()
+    fast, state = rule(target, held="0 seconds", repeat=None), AlertState()
+    for number in range(120):
+        series = [Series("partition=0", LIMIT + 1.0 - number % 2)]
+        state = Evaluation(fast, "shop", float(number)).next_state(state, series)
+    assert len(state.notices) == NOTICES_MAX
+    assert state.notices[-1].id == "shop/behind/60/resolved"
+    given_up = [record for record in caplog.records if "given up" in record.getMessage()]
+    assert len(given_up) == 120 - NOTICES_MAX
