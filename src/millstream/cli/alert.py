@@ -76,7 +76,6 @@ def _watch(watch: AlertWatch, every_s: float) -> None:
     stopped = threading.Event()
     with wait_for_stop_signal() as wait:
         thread = threading.Thread(target=watch.run, args=(stopped, every_s))
-        watch.look()
         thread.start()
         click.echo("Looking at the figures (Ctrl-C ends it)")
         try:

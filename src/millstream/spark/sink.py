@@ -23,7 +23,7 @@ from millstream.spark.stages.executor import Manifests, StageExecutor
 from millstream.views.commit.committer import BatchCommitter, BatchResult, collect_results
 from millstream.views.commit.time_status import time_status
 from millstream.views.position import merge_positions
-from millstream.views.runs.batch_figures import BatchFigures, BatchPhase, BatchTimer
+from millstream.views.runs.batch_figures import BatchFigures, BatchTimer
 from millstream.views.runs.dead_letter_share import DeadLetterShare
 from millstream.views.runs.progress import Progress, largest_batch
 from millstream.views.runs.skew import SkewWatch
@@ -65,7 +65,7 @@ class CommitSink:
     Spark may call it again with a batch that was committed before a crash: the fence is found, and nothing
     is done. ``stages`` is set before the first batch if the plan has any. Large frames are in ``blocks``, if it is
     given, and otherwise in ``frame_files``. ``outputs`` has tasks write large outputs; None: the driver writes
-    all. ``on_begin`` is called before anything is done for a batch, ``on_batch`` with its phases when it is committed.
+    all. ``on_begin`` is called before anything is done for a batch.
     """
 
     plan: JobPlan
@@ -81,7 +81,6 @@ class CommitSink:
     on_begin: Callable[[int], None] = lambda _batch_id: None
     stages: StageExecutor | None = None
     outputs: OutputTasks | None = None
-    on_batch: Callable[[Progress, Sequence[BatchPhase]], None] | None = None
     totals: RunTotals = field(default_factory=RunTotals)
     error: BaseException | None = None
     _ended: float = field(default_factory=time.monotonic)
@@ -135,8 +134,6 @@ class CommitSink:
         self.totals.add(progress)
         self.dead_letter_share.observe(result.step_counts)
         self.skew.observe(result.hot_keys, result.sent)
-        if self.on_batch is not None:
-            self.on_batch(progress, timer.phases)
         if self.on_progress is not None:
             self.on_progress(progress)
 

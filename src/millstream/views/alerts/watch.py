@@ -178,13 +178,18 @@ class AlertWatch:
         self._store.save({name: state.to_json() for name, state in self._states.items()})
 
     def run(self, stopped: threading.Event, every_s: float = EVERY_S) -> None:
-        """Look every so often, and a last time when ``stopped`` is set, until another run tells the alerts."""
+        """Look at once, every so often, and a last time when ``stopped`` is set; or until another run tells the alerts.
+
+        The first look is what the changes of a short run are compared with.
+        """
         ended = False
-        while not ended:
-            ended = stopped.wait(every_s)
+        while True:
             try:
                 self.look()
             except FencedError:
                 return
             except (MillstreamError, OSError) as error:
                 _log.warning("alerts could not be looked at: %s", error)
+            if ended:
+                return
+            ended = stopped.wait(every_s)
