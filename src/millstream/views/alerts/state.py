@@ -54,7 +54,7 @@ class AlertNotice:
 
 
 @dataclass(frozen=True)
-class AlertState:
+class RuleState:
     """The state of one alert. ``since_s`` is when its limit was found exceeded; ``number`` counts its firings."""
 
     firing: bool = False
@@ -70,7 +70,7 @@ class AlertState:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> AlertState:
+    def from_json(cls, values: Mapping[str, Any]) -> RuleState:
         notices = tuple(
             AlertNotice(**{**one, "pending": tuple(one["pending"])}) for one in values["notices"]
         )
@@ -80,7 +80,7 @@ class AlertState:
         }
         return cls(**{**values, "notices": notices, "samples": samples})
 
-    def told(self, notice_id: str, target: str) -> AlertState:
+    def told(self, notice_id: str, target: str) -> RuleState:
         """Return the state once a notice has been told to a target."""
         left = []
         for one in self.notices:
@@ -98,7 +98,7 @@ class Evaluation:
     scope: str
     now_s: float
 
-    def next_state(self, before: AlertState, series: Sequence[Series] | None) -> AlertState:
+    def next_state(self, before: RuleState, series: Sequence[Series] | None) -> RuleState:
         """Return the state after a look at the figures: see the table above. None: there are none."""
         if series is None:
             return before
@@ -119,14 +119,14 @@ class Evaluation:
         state = replace(state, firing=True, number=state.number + 1, repeats=0)
         return self._with_notice(state, "firing", self.rule.describe(breached))
 
-    def _kept(self, state: AlertState) -> AlertState:
+    def _kept(self, state: RuleState) -> RuleState:
         """Return the state where the limit is kept."""
         if not state.firing:
             return state
         text = f"{self.rule.metric.name} is back within its limit"
         return self._with_notice(replace(state, firing=False), "resolved", text)
 
-    def _repeated(self, state: AlertState, breached: Sequence[Series]) -> AlertState:
+    def _repeated(self, state: RuleState, breached: Sequence[Series]) -> RuleState:
         """Return the state where an alert goes on firing."""
         repeat_s = self.rule.repeat_s
         # who has not been told the last one is told that first
@@ -135,7 +135,7 @@ class Evaluation:
         state = replace(state, repeats=state.repeats + 1)
         return self._with_notice(state, "repeat", self.rule.describe(breached))
 
-    def _with_notice(self, state: AlertState, kind: NoticeKind, text: str) -> AlertState:
+    def _with_notice(self, state: RuleState, kind: NoticeKind, text: str) -> RuleState:
         number = f"{state.number}.{state.repeats}" if kind == "repeat" else f"{state.number}"
         notice = AlertNotice(
             id=f"{self.scope}/{self.rule.name}/{number}/{kind}",

@@ -16,7 +16,7 @@ from millstream.log.files import DISK, replace_file
 from millstream.metrics.exposition import ReadFigures
 from millstream.metrics.readings import Readings
 from millstream.views.alerts.rule import AlertRule, check_alert_names
-from millstream.views.alerts.state import AlertNotice, AlertState, Evaluation
+from millstream.views.alerts.state import AlertNotice, RuleState, Evaluation
 from millstream.views.alerts.targets import AlertMessage, AlertTarget
 from millstream.views.sink import RunStart
 from millstream.views.state_store.store import StateStore
@@ -102,9 +102,7 @@ class AlertWatch:
         self._wall_clock = wall_clock
         known = store.load()
         self._states = {
-            rule.name: AlertState.from_json(known[rule.name])
-            if rule.name in known
-            else AlertState()
+            rule.name: RuleState.from_json(known[rule.name]) if rule.name in known else RuleState()
             for rule in rules
         }
         self._retry_at_s: dict[str, tuple[float, float]] = {}  # target → when again, and the wait

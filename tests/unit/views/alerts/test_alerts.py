@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import millstream as ms
 from millstream.errors import CommandRejectedError, ConfigError, FencedError, RetriableError
 from millstream.views.alerts.rule import Series
-from millstream.views.alerts.state import NOTICES_MAX, AlertState, Evaluation, change
+from millstream.views.alerts.state import NOTICES_MAX, RuleState, Evaluation, change
 from millstream.views.alerts.targets import AlertTarget
 from millstream.views.alerts.watch import AlertFile, AlertWatch, AppAlertStore
 from millstream.views.sink import RunStart
@@ -261,7 +261,7 @@ def test_a_counter_is_compared_with_what_it_was_before_the_time():
 @given(st.lists(st.tuples(st.floats(0.1, 30), st.integers(0, 5)), min_size=2, max_size=80))
 def test_thinned_samples_say_the_same_of_a_counter_as_all_of_them(steps):
     counted = ms.alert("dead", "step_exit_rows_total", over="60 seconds", above=0, tell=Told())
-    state, now_s, value, all_samples = AlertState(), 0.0, 0, []
+    state, now_s, value, all_samples = RuleState(), 0.0, 0, []
     for after_s, grown in steps:
         now_s, value = now_s + after_s, value + grown
         all_samples.append((now_s, value))
@@ -376,7 +376,7 @@ def test_nothing_is_told_before_it_is_stored(tmp_path):
 
 def test_what_cannot_be_told_for_too_long_is_given_up_and_logged(caplog):
     target = Told()
-    fast, state = rule(target, held="0 seconds", repeat=None), AlertState()
+    fast, state = rule(target, held="0 seconds", repeat=None), RuleState()
     for number in range(120):
         series = [Series("partition=0", LIMIT + 1.0 - number % 2)]
         state = Evaluation(fast, "shop", float(number)).next_state(state, series)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from watch.prometheus_servers import missing, monitoring
+from monitoring.prometheus_servers import missing, monitoring
 
 from millstream.metrics.exposition import Exposition
 from millstream.metrics.histogram import DurationHistogram
