@@ -16,7 +16,7 @@ from millstream.log.files import DISK, replace_file
 from millstream.metrics.exposition import ReadFigures
 from millstream.metrics.readings import Readings
 from millstream.views.alerts.rule import AlertRule, check_alert_names
-from millstream.views.alerts.state import AlertNotice, RuleState, Evaluation
+from millstream.views.alerts.state import AlertNotice, Evaluation, RuleState
 from millstream.views.alerts.targets import AlertMessage, AlertTarget
 from millstream.views.sink import RunStart
 from millstream.views.state_store.store import StateStore

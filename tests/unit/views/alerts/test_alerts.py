@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import millstream as ms
 from millstream.errors import CommandRejectedError, ConfigError, FencedError, RetriableError
 from millstream.views.alerts.rule import Series
-from millstream.views.alerts.state import NOTICES_MAX, RuleState, Evaluation, change
+from millstream.views.alerts.state import NOTICES_MAX, Evaluation, RuleState, change
 from millstream.views.alerts.targets import AlertTarget
 from millstream.views.alerts.watch import AlertFile, AlertWatch, AppAlertStore
 from millstream.views.sink import RunStart
