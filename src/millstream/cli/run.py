@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from millstream.choices import did_you_mean
+from millstream.cli.log_format import log_format_option, set_log_format
 from millstream.cli.metrics_option import metrics_option
 from millstream.cli.spark_settings import spark_settings
 from millstream.cli.tables import Address, Choice
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="After an upgrade of polars or Python: confirm that expressions with unchanged text are the same.",
 )
+@log_format_option
 @metrics_option
 @click.option(
     "--ready-within",
@@ -90,6 +92,7 @@ def run(
     properties_file: Path | None,
     pairs: tuple[str, ...],
     same_expressions: bool,
+    log_format: str,
     metrics: str | None,
     ready_within: str,
     as_json: bool,
@@ -110,6 +113,7 @@ def run(
       millstream run app.py --metrics 127.0.0.1:9464
       millstream run app.py --master yarn --conf spark.executor.cores=2
     """
+    set_log_format(log_format)
     path, name = split_file(file, name)
     settings = spark_settings(properties_file, pairs)
     if not as_json:

@@ -596,6 +596,5 @@ class App(AppDeclaration):
             self.alert_rules,
         )
         report = run.run(options, shown_on(show=show, by_default=on_progress is None))
-        if alarm is None:
-            return report
-        return replace(report, alarms=(*alarm.messages, *report.alarms))
+        messages = () if alarm is None else alarm.messages
+        return replace(report, alarms=(*messages, *report.alarms))

@@ -24,7 +24,9 @@ from millstream.views.commit.committer import BatchCommitter, BatchResult, colle
 from millstream.views.commit.time_status import time_status
 from millstream.views.position import merge_positions
 from millstream.views.runs.batch_figures import BatchFigures, BatchTimer
+from millstream.views.runs.batch_spans import emit_batch_spans
 from millstream.views.runs.dead_letter_share import DeadLetterShare
+from millstream.views.runs.log_fields import set_log_fields
 from millstream.views.runs.progress import Progress, largest_batch
 from millstream.views.runs.skew import SkewWatch
 from millstream.views.schema import JOB
@@ -95,13 +97,24 @@ class CommitSink:
             self._commit(frames, batch_id)
         except BaseException as error:
             self.error = error
+            emit_batch_spans(self._names(batch_id), self._timer.phases, error)
             raise
+
+    def _names(self, batch_id: int) -> dict[str, Any]:
+        """Return what a batch is named by, in spans and logs."""
+        return {
+            "app": self.plan.app,
+            "job": JOB,
+            "run": self.committer.run,
+            "batch_id": batch_id,
+        }
 
     def _commit(self, frames: DataFrame, batch_id: int) -> None:
         if not self.committer.is_next(batch_id):
             return
         timer, blocks = self._timer, self.blocks
         timer.begin(self._batch_start(batch_id))
+        set_log_fields(**self._names(batch_id))
         self.on_begin(batch_id)
         given: Sequence[FrameRow]
         with timer.phase("read"):
@@ -134,6 +147,10 @@ class CommitSink:
         self.totals.add(progress)
         self.dead_letter_share.observe(result.step_counts)
         self.skew.observe(result.hot_keys, result.sent)
+        counts = {"read": progress.read, "late": progress.late, "dead": progress.dead}
+        emit_batch_spans({**self._names(batch_id), **counts}, timer.phases)
+        timer.clear()
+        _log.info("batch %d is committed: read %d, late %d, dead %d", batch_id, *counts.values())
         if self.on_progress is not None:
             self.on_progress(progress)
 

@@ -46,6 +46,10 @@ class BatchTimer:
         """Begin a batch whose planning began at ``planned_s``."""
         self.phases = [BatchPhase("plan", planned_s, self._clock())]
 
+    def clear(self) -> None:
+        """Forget a batch that has ended."""
+        self.phases = []
+
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Measure a phase, also one that fails."""
