@@ -357,11 +357,8 @@ class _Query:
         self._clear_stop()
         self.options.on_phase("planning the first batch")
         query = self._start()
-        committer = self.sink.committer
-        checkpoint_id = committer.state_store.checkpoint_id(self.job.app, JOB)
-        assert checkpoint_id is not None, "the run has begun"
-        self.options.on_started(RunStart(self.job.app, JOB, committer.run, checkpoint_id))
         try:
+            self._report_started()
             reason = self._wait(query)
             # Read before the stop: a stop interrupts a batch that a DataFrame of the user's has begun
             # meanwhile. That is no failure, as the next run repeats the batch.
@@ -381,6 +378,12 @@ class _Query:
         if failure is not None:
             raise failure
         return reason
+
+    def _report_started(self) -> None:
+        committer = self.sink.committer
+        checkpoint_id = committer.state_store.checkpoint_id(self.job.app, JOB)
+        assert checkpoint_id is not None, "the run has begun"
+        self.options.on_started(RunStart(self.job.app, JOB, committer.run, checkpoint_id))
 
     def _start(self) -> StreamingQuery:
         # For native steps that have state of Spark's own: it freezes this number in the checkpoint.

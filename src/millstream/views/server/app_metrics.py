@@ -7,6 +7,7 @@ app is down.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -60,7 +61,7 @@ class _AppReading:
 
 
 class AppMetrics:
-    """Reads the figures of the apps of a catalog. One thread at a time.
+    """Reads the figures of the apps of a catalog. Thread-safe.
 
     Args:
         log: The log that the apps read: a folder, or ``kafka://``.
@@ -82,6 +83,7 @@ class AppMetrics:
         self._wall_clock = wall_clock
         self._known: dict[str, _KnownApp] = {}
         self._reader: Reader | None = None
+        self._lock = threading.RLock()
 
     def read(self, readings: Readings) -> None:
         """Add the figures of all apps.
@@ -92,7 +94,8 @@ class AppMetrics:
         failures: list[MillstreamError] = []
         for app in self._apps():
             try:
-                self._read_app(app, readings)
+                with self._lock:
+                    self._read_app(app, readings)
             except MillstreamError as error:
                 failures.append(error)
         if failures:
@@ -100,9 +103,10 @@ class AppMetrics:
 
     def close(self) -> None:
         """Close what reads the log."""
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
+        with self._lock:
+            reader, self._reader = self._reader, None
+            if reader is not None:
+                reader.close()
 
     def why_not_ready(self) -> str | None:
         """Return why the store of an app cannot be read, as a sentence; None if all can."""
@@ -114,7 +118,9 @@ class AppMetrics:
         """Return a sentence if records have waited for longer than this, and so long no batch was committed."""
         store = self._catalog.state_store(app)
         status = store.status(app)
-        waiting = max((lag.seconds or 0.0 for lag in self._lags(app, store, status)), default=0.0)
+        with self._lock:
+            lags = list(self._lags(app, store, status))
+        waiting = max((lag.seconds or 0.0 for lag in lags), default=0.0)
         since_s = self._wall_clock() - _seconds(status["at"]) if status else float("inf")
         if min(waiting, since_s) <= within_s:
             return None
@@ -150,8 +156,7 @@ class AppMetrics:
     ) -> Iterator[PartitionLag]:
         """Yield what the app has still to read, of every partition of its topics."""
         position = store.position(app)
-        topics = [source["topic"] for source in status.get("sources", {}).values()]
-        for topic in dict.fromkeys([*topics, *position]):
+        for topic in _topics_read(status, position):
             try:
                 if self._reader is None:
                     self._reader = open_reader(self._log)
@@ -181,6 +186,20 @@ class AppMetrics:
         except (MillstreamError, OSError):
             return None
         return 0.0
+
+
+def _topics_read(status: Mapping[str, Any], position: Mapping[str, Any]) -> list[str]:
+    """Return the topics that the program of the last batch reads: a position also has those of programs before it."""
+    if "sources" not in status:
+        return list(position)
+    return list(dict.fromkeys(source["topic"] for source in status["sources"].values()))
+
+
+def _times(reading: _AppReading) -> dict[str, Mapping[str, Any]]:
+    """Return what the status says of the time of the steps that there are: it also has those of programs before."""
+    steps = {node["step"] for node in reading.graph["nodes"]}
+    times = reading.status.get("time", {})
+    return {step: time for step, time in times.items() if step in steps}
 
 
 def _last_known_lags(topic: str, status: Mapping[str, Any]) -> Iterator[PartitionLag]:
@@ -235,7 +254,7 @@ def _add_sources(readings: Readings, reading: _AppReading) -> None:
         readings.add("source_lag_records", lag.records, **labels)
         if lag.seconds is not None:
             readings.add("source_lag_seconds", lag.seconds, **labels)
-    lowest, idle = _source_watermarks(reading.status)
+    lowest, idle = _source_watermarks(reading)
     for (topic, partition), watermark_us in lowest.items():
         labels = {"app": app, "topic": topic, "partition": partition}
         if watermark_us > NO_WATERMARK:
@@ -245,13 +264,14 @@ def _add_sources(readings: Readings, reading: _AppReading) -> None:
 
 
 def _source_watermarks(
-    status: Mapping[str, Any],
+    reading: _AppReading,
 ) -> tuple[dict[tuple[str, int], int], set[tuple[str, int]]]:
     """Return the lowest watermark of each partition among the steps that have one, and the idle partitions."""
-    topics = {name: source["topic"] for name, source in status.get("sources", {}).items()}
+    sources = reading.status.get("sources", {})
+    topics = {name: source["topic"] for name, source in sources.items()}
     lowest: dict[tuple[str, int], int] = {}
     idle: set[tuple[str, int]] = set()
-    for operator in status.get("time", {}).values():
+    for operator in _times(reading).values():
         for name, clock in operator["clocks"].items():
             if name not in topics:
                 continue
@@ -267,7 +287,7 @@ def _source_watermarks(
 
 def _add_steps(readings: Readings, reading: _AppReading) -> None:
     app = reading.app
-    for step, operator in reading.status.get("time", {}).items():
+    for step, operator in _times(reading).items():
         if operator["watermark_us"] > NO_WATERMARK:
             delay_s = reading.now_s - operator["watermark_us"] / 1e6
             readings.add("step_watermark_delay_seconds", delay_s, app=app, step=step)

@@ -131,3 +131,24 @@ def test_the_server_is_alive_and_ready(ads, server):
     answer = server.ask("/readyz")
     assert (answer.status, server.ask("/healthz").status) == (503, 200)
     assert "views.db" in answer.text
+
+
+def test_what_an_edited_app_does_not_read_or_compute_any_more_has_no_figures(
+    ads, metrics_at, monkeypatch
+):
+    ads.commit((0, 7, 1, 0, "1.00"), unread=1)
+    catalog = metrics_at(0)._catalog
+    store = catalog.state_store("ads")
+    status = store.status("ads")
+    old = {**status["time"][STEP], "watermark_us": 1}
+    old["clocks"] = {"ad-events": {**old["clocks"]["ad-events"], "partitions": {"0": 1}}}
+    edited = {**status, "time": {**status["time"], "a step before": old}}
+    monkeypatch.setattr(store, "status", lambda _app: edited)
+    monkeypatch.setattr(
+        store, "position", lambda _app: {"ad-events": {"0": 1}, "topic-before": {"0": 5}}
+    )
+    found = of(metrics_at(0))
+    assert not [key for key in found if "step=a step before" in key or "topic=topic-before" in key]
+    delay = "millstream_source_watermark_delay_seconds", "app=ads", "partition=0", "topic=ad-events"
+    of_step = "millstream_step_watermark_delay_seconds", "app=ads", f"step={STEP}"
+    assert found[delay] == found[of_step]
