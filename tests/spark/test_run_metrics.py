@@ -70,7 +70,7 @@ def test_a_run_shows_its_figures_and_tells_of_dead_letters(tmp_path):
     state = {key: value for key, value in found.items() if key[0] == "millstream_step_state_rows"}
     assert sum(state.values()) >= 3
     phases = {key[2] for key in found if key[0] == "millstream_app_batch_phase_seconds_total"}
-    assert {"phase=plan", "phase=read", "phase=stages", "phase=outputs"} <= phases
+    assert {"phase=plan", "phase=read", "phase=stages", "phase=collect"} <= phases
     with pytest.raises(urllib.error.URLError):
         ask(port, "/metrics")
     ids = [json.loads(line)["id"] for line in told.read_text().splitlines()]

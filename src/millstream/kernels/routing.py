@@ -9,8 +9,10 @@ become dead letters: see :mod:`millstream.kernels.errors.user_code`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 import polars as pl
@@ -85,9 +87,10 @@ class TaskLedger:
     batch. ``watermarks`` is operator → microseconds; ``gauges`` are
     numbers by operator and name, none of them events; ``forgotten`` is source → producers evicted,
     in all, because there were more than the maximum. ``clocks`` is operator → input → the status
-    of its clock; ``state`` is operator → bytes and rows of its state; ``late_by_us`` is step → the most that an event missed by; ``hot_keys`` are keys that most of
-    the rows have that go to a step. ``sent`` and ``arrived``
-    are rows by port, and messages: another process must report as many as one has sent.
+    of its clock; ``late_by_us`` is step → the most that an event missed by; ``hot_keys`` are keys that most of
+    the rows have that go to a step. ``state`` is operator → the bytes and rows of its state; ``worked_ms``
+    is step → for how long it worked: of a source, until its rows were ready for the next steps. ``sent`` and
+    ``arrived`` are rows by port, and messages: another process must report as many as one has sent.
     """
 
     step_counts: dict[str, Counter[str]] = field(default_factory=dict)
@@ -97,13 +100,15 @@ class TaskLedger:
     event_times: dict[str, dict[str, int]] = field(default_factory=dict)
     gauges: dict[str, dict[str, float]] = field(default_factory=dict)
     state_bytes: int = 0
-    state: dict[str, tuple[int, int]] = field(default_factory=dict)
     forgotten: dict[str, int] = field(default_factory=dict)
     clocks: dict[str, dict[str, Any]] = field(default_factory=dict)
     late_by_us: dict[str, int] = field(default_factory=dict)
     hot_keys: list[HotKey] = field(default_factory=list)
+    state: dict[str, tuple[int, int]] = field(default_factory=dict)
+    worked_ms: dict[str, float] = field(default_factory=dict)
     sent: Counter[str] = field(default_factory=Counter)
     arrived: Counter[str] = field(default_factory=Counter)
+    clock: Callable[[], float] = perf_counter
 
     def frames(self, port: int, bucket: int, table: pl.DataFrame) -> Iterator[FrameRow]:
         """Yield the frames of a table that goes to a port: one, or several of a large one. Its rows count as sent."""
@@ -116,6 +121,13 @@ class TaskLedger:
         self.sent[f"time of {to}"] += 1
         return FrameRow(PORT_TIME, bucket, message)
 
+    @contextmanager
+    def working(self, step: str) -> Iterator[None]:
+        """Measure the block as work of a step."""
+        began = self.clock()
+        yield
+        self.worked_ms[step] = self.worked_ms.get(step, 0.0) + (self.clock() - began) * 1000
+
     def note_lateness(self, step: str, late_by_us: int) -> None:
         """Note by how much an event came too late."""
         if late_by_us > 0:
@@ -125,12 +137,6 @@ class TaskLedger:
         """Note an event time."""
         times = self.event_times.setdefault(topic, {})
         times[str(partition)] = max(times.get(str(partition), at_us), at_us)
-
-    def note_state(self, step: str, size_bytes: int, rows: int) -> None:
-        """Note what an operator keeps in a bucket."""
-        known_bytes, known_rows = self.state.get(step, (0, 0))
-        self.state[step] = (known_bytes + size_bytes, known_rows + rows)
-        self.state_bytes += size_bytes
 
     def count(self, step: str, **rows: int) -> None:
         """Add to a step's counts."""
@@ -146,11 +152,12 @@ class TaskLedger:
             "event_times": self.event_times,
             "gauges": self.gauges,
             "state_bytes": self.state_bytes,
-            "state": self.state,
             "forgotten": self.forgotten,
             "clocks": self.clocks,
             "late_by_us": self.late_by_us,
             "hot_keys": self.hot_keys,
+            "state": self.state,
+            "worked_ms": self.worked_ms,
             "sent": self.sent,
             "arrived": self.arrived,
         }

@@ -62,7 +62,7 @@ app_failed                  | gauge   | app | 1 if the last run ended with an er
 app_batches_total           | counter | app | Batches committed.
 app_last_batch_timestamp_seconds | gauge | app | When the last batch was committed.
 app_last_batch_duration_seconds  | gauge | app | How long the last batch took before its commit.
-app_batch_phase_seconds_total | counter | app phase | Time in each phase of batches: plan, read, stages, outputs, commit. The commit of a batch is counted with the next one.
+app_batch_phase_seconds_total | counter | app phase | Time in each phase of batches: plan, read, stages, outputs, collect, commit. The commit of a batch is counted with the next one.
 app_late_events_total       | counter | app | Events that were late, each once.
 app_object_requests_total   | counter | app operation | Requests to the object store of the state: puts, gets, lists, deletes, retries.
 app_object_bytes_total      | counter | app direction | Bytes to (up) and from (down) the object store of the state.

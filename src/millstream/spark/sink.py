@@ -20,10 +20,11 @@ from millstream.spark.frame_files import FrameFiles
 from millstream.spark.output_tasks import OutputTasks
 from millstream.spark.source.event_times import EventTimesFile
 from millstream.spark.stages.executor import Manifests, StageExecutor
+from millstream.views.commit.batch_history import PhaseTimer, batch_record
 from millstream.views.commit.committer import BatchCommitter, BatchResult, collect_results
 from millstream.views.commit.time_status import time_status
 from millstream.views.position import merge_positions
-from millstream.views.runs.batch_figures import BatchFigures, BatchTimer
+from millstream.views.runs.batch_figures import BatchFigures
 from millstream.views.runs.batch_spans import emit_batch_spans
 from millstream.views.runs.dead_letter_share import DeadLetterShare
 from millstream.views.runs.log_fields import set_log_fields
@@ -84,12 +85,12 @@ class CommitSink:
     stages: StageExecutor | None = None
     outputs: OutputTasks | None = None
     totals: RunTotals = field(default_factory=RunTotals)
+    timer: PhaseTimer = field(default_factory=PhaseTimer)
     error: BaseException | None = None
     _ended: float = field(default_factory=time.monotonic)
     _arrived_ms: dict[str, int] = field(default_factory=dict)  # topic/partition → last record read
     _time: dict[str, Any] | None = None  # the part of the last status about time
     _largest: dict[str, Any] | None = None  # what the status says of the speed
-    _timer: BatchTimer = field(default_factory=BatchTimer)
     _figures: BatchFigures = field(default_factory=BatchFigures)
 
     def __call__(self, frames: DataFrame, batch_id: int) -> None:
@@ -97,7 +98,7 @@ class CommitSink:
             self._commit(frames, batch_id)
         except BaseException as error:
             self.error = error
-            emit_batch_spans(self._names(batch_id), self._timer.phases, error)
+            emit_batch_spans(self._names(batch_id), self.timer.phases, error)
             raise
 
     def _names(self, batch_id: int) -> dict[str, Any]:
@@ -112,34 +113,36 @@ class CommitSink:
     def _commit(self, frames: DataFrame, batch_id: int) -> None:
         if not self.committer.is_next(batch_id):
             return
-        timer, blocks = self._timer, self.blocks
-        timer.begin(self._batch_start(batch_id))
+        self.timer.begin((time.monotonic() - self._batch_start(batch_id)) * 1000)
         set_log_fields(**self._names(batch_id))
         self.on_begin(batch_id)
+        blocks = self.blocks
         given: Sequence[FrameRow]
-        with timer.phase("read"):
+        with self.timer.phase("read"):
             given = collect(frames) if blocks is None else blocks.collect(frames)
         state: Manifests = {}
         if self.stages is not None:
-            with timer.phase("stages"):
+            with self.timer.phase("stages"):
                 given, state = self.stages.run(batch_id, given)
-        with timer.phase("outputs"):
-            left, staged = given, dict[str, StagedRows]()
-            if self.outputs is not None:
+        left, staged = given, dict[str, StagedRows]()
+        if self.outputs is not None:
+            with self.timer.phase("outputs"):
                 left, staged = self.outputs.stage(batch_id, given)
+        with self.timer.phase("collect"):
             rows = self._fetch(left)
             result = collect_results(self.plan, rows, staged)
         progress = self._progress(result, batch_id)
         status = self._status(result, progress)
-        with timer.phase("commit"):
+        record = batch_record(progress, result, self.timer, self.committer.run)
+        with self.timer.phase("commit"):
             try:
-                self.committer.commit(batch_id, result, status, state)
+                self.committer.commit(batch_id, result, status, state, record)
             except StagedRowsLostError:  # sinks that have the batch find their fences
                 result = collect_results(self.plan, self._fetch(given))
-                self.committer.commit(batch_id, result, status, state)
-            if self.stages is not None:
-                self.stages.on_commit()
-        self._figures.end_batch(timer.phases)
+                self.committer.commit(batch_id, result, status, state, record)
+        self._figures.end_batch(self.timer.phases)
+        if self.stages is not None:
+            self.stages.on_commit()
         self.event_times.add(rows)
         self.frame_files.remove_batch()
         if blocks is not None:
@@ -148,28 +151,31 @@ class CommitSink:
         self.dead_letter_share.observe(result.step_counts)
         self.skew.observe(result.hot_keys, result.sent)
         counts = {"read": progress.read, "late": progress.late, "dead": progress.dead}
-        emit_batch_spans({**self._names(batch_id), **counts}, timer.phases)
-        timer.clear()
+        emit_batch_spans({**self._names(batch_id), **counts}, self.timer.phases)
+        self.timer.forget_phases()
         _log.info("batch %d is committed: read %d, late %d, dead %d", batch_id, *counts.values())
         if self.on_progress is not None:
             self.on_progress(progress)
 
     def _status(self, result: BatchResult, progress: Progress) -> dict[str, Any]:
-        """Return the status that a batch commits. A batch that failed ends the run, so what is carried on here is of committed ones."""
+        """Return the status that a batch commits.
+
+        A batch that failed ends the run; so what is carried on here is of committed ones.
+        """
         if self._time is None:
             self._time = self.committer.state_store.status(self.plan.app, JOB)
             self._largest = self._time.get("largest_batch")
             self._figures = BatchFigures.from_status(self._time)
         self._time = time_status(self._time, self.plan, result, progress.batch_id, progress.at)
         self._largest = largest_batch(self._largest, progress)
-        self._figures.add_phases(self._timer.phases)
+        self._figures.add_phases(self.timer.phases)
         self._figures.add_requests(progress.object_store)
         return {
             **progress.to_dict(),
             "largest_batch": self._largest,
             "forgotten_producers": result.forgotten_producers,
             "gauges": result.gauges,
-            "state": result.state,
+            "state": {name: dict(held) for name, held in result.state.items()},
             "costs": self._figures.to_status(),
             **self._time,
         }

@@ -50,7 +50,6 @@ class OperatorState:
 
     @property
     def rows(self) -> int:
-        """Rows held, counting a key once per run that knows it."""
         return sum(runs.rows for runs in self.families.values())
 
     def to_message(self) -> dict[str, Any]:

@@ -1,30 +1,14 @@
-"""What a batch's time went into, and what all batches of a job have cost together.
+"""What all batches of a job have cost together: the time of each phase, and requests to an object store.
 
-A batch has phases, one after the other:
-
-===========  =====================================================================================
-phase        from … to
-===========  =====================================================================================
-``plan``     the planner begins it … Spark calls the sink
-``read``     … the source's rows are on the driver: read, decoded, and through the stateless steps
-``stages``   … the operators have run, and what they keep is durable
-``outputs``  … the rows of all outputs are together; of large ones, written by tasks
-``commit``   … every sink and the state store have it
-===========  =====================================================================================
-
-The totals are in the job's status, which the batch commits. So the commit of a batch is counted with the
-next one, and that of a run's last batch not at all.
+The totals are in the job's status, which each batch commits. So the commit of a batch is counted with the
+next one, and that of a run's last batch not at all. The phases: :data:`millstream.views.commit.batch_history.PHASES`.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-
-PHASES = ("plan", "read", "stages", "outputs", "commit")
 
 
 class BatchPhase(NamedTuple):
@@ -33,31 +17,6 @@ class BatchPhase(NamedTuple):
     name: str
     began_s: float
     ended_s: float
-
-
-class BatchTimer:
-    """Measures the phases of the batch that is worked on."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self.phases: list[BatchPhase] = []
-
-    def begin(self, planned_s: float) -> None:
-        """Begin a batch whose planning began at ``planned_s``."""
-        self.phases = [BatchPhase("plan", planned_s, self._clock())]
-
-    def clear(self) -> None:
-        """Forget a batch that has ended."""
-        self.phases = []
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Measure a phase, also one that fails."""
-        began_s = self._clock()
-        try:
-            yield
-        finally:
-            self.phases.append(BatchPhase(name, began_s, self._clock()))
 
 
 @dataclass

@@ -291,9 +291,9 @@ def _add_steps(readings: Readings, reading: _AppReading) -> None:
         if operator["watermark_us"] > NO_WATERMARK:
             delay_s = reading.now_s - operator["watermark_us"] / 1e6
             readings.add("step_watermark_delay_seconds", delay_s, app=app, step=step)
-    for step, (size_bytes, rows) in reading.status.get("state", {}).items():
-        readings.add("step_state_bytes", size_bytes, app=app, step=step)
-        readings.add("step_state_rows", rows, app=app, step=step)
+    for step, held in reading.status.get("state", {}).items():
+        readings.add("step_state_bytes", held["bytes"], app=app, step=step)
+        readings.add("step_state_rows", held["rows"], app=app, step=step)
 
 
 def _add_views(readings: Readings, reading: _AppReading, changes: Mapping[str, int]) -> None:

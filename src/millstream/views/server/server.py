@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from millstream.client.log_metrics import read_log_metrics
 from millstream.errors import ConfigError
@@ -19,6 +20,9 @@ from millstream.listen_address import (
 from millstream.metrics.exposition import Exposition
 from millstream.views.server.app_metrics import AppMetrics
 from millstream.views.server.catalog import ViewCatalog
+
+if TYPE_CHECKING:
+    from millstream.views.server.dead_letter_requests import ReplayDeadLetters
 
 LISTEN_DEFAULT = "127.0.0.1:8400"
 _BACKLOG = 128
@@ -38,6 +42,7 @@ def serve(
     listen: str = LISTEN_DEFAULT,
     insecure: bool = False,
     databases: Sequence[str] = (),
+    replay: ReplayDeadLetters | None = None,
 ) -> Iterator[ViewServer]:
     """Serve the views of a log folder and the page until the block ends.
 
@@ -47,12 +52,13 @@ def serve(
         listen: ``HOST:PORT``; port 0 takes one that is free.
         insecure: Allow an address that other machines can reach.
         databases: URLs of databases whose views are to be served, too.
+        replay: Sends dead letters again, for the page; never offered at an address that other machines can reach.
 
     Raises:
         EnvironmentProblem: The extra ``ui`` is not installed.
         ConfigError: The address is invalid, is in use, or could be reached by other machines.
         RetriableError: A database is not available.
-    Guarantees: only reads; blocks no job. In a thread of its own.
+    Guarantees: only reads, but for ``replay``; blocks no job. In a thread of its own.
     """
     host, port = parse_listen_address(listen, LISTEN_DEFAULT)
     local = is_loopback(host)
@@ -77,6 +83,8 @@ def serve(
             {"apps": figures.read, "log": partial(read_log_metrics, Path(log))},
             [figures.why_not_ready],
         )
-        app, watcher = application(catalog, exposition, hosts=names)
+        app, watcher = application(
+            catalog, exposition, hosts=names, replay=replay if local else None
+        )
         with http.serve_in_thread(app, listener, what="page", ending=watcher.close):
             yield ViewServer(http.url_of(host, listener))
