@@ -42,8 +42,7 @@ class PhaseTimer:
         """Begin a batch, which took ``planned_ms`` until it was handed over."""
         self.commit_before_ms = self.took_ms.pop("commit", None)
         self.took_ms = {"plan": planned_ms}
-        now_s = self.clock()
-        self.phases = [BatchPhase("plan", now_s - planned_ms / 1000, now_s)]
+        self.phases = []
 
     def forget_phases(self) -> None:
         """Forget from when to when the phases were: the batch has ended, and its spans are emitted."""
@@ -53,6 +52,9 @@ class PhaseTimer:
     def phase(self, name: str) -> Iterator[None]:
         """Measure the block as a phase of the batch, also if it fails."""
         began_s = self.clock()
+        if not self.phases:
+            planned_s = self.took_ms.get("plan", 0.0) / 1000
+            self.phases.append(BatchPhase("plan", began_s - planned_s, began_s))
         try:
             yield
         finally:
