@@ -56,6 +56,8 @@ _MODULES: dict[str, str] = {
         "millstream.sourcing.store": "EventStore",
         "millstream.sourcing.stored_event": "SourcedEvent",
         "millstream.views": "panels",
+        "millstream.views.alerts.rule": "alert",
+        "millstream.views.alerts.targets": "tell_command tell_email tell_webhook",
         "millstream.views.coverage": "PartialOutputWarning",
         "millstream.views.reader": "View view",
         "millstream.views.server.server": "serve",
@@ -127,6 +129,10 @@ if TYPE_CHECKING:
     from millstream.sourcing.store import EventStore as EventStore
     from millstream.sourcing.stored_event import SourcedEvent as SourcedEvent
     from millstream.views import panels as panels
+    from millstream.views.alerts.rule import alert as alert
+    from millstream.views.alerts.targets import tell_command as tell_command
+    from millstream.views.alerts.targets import tell_email as tell_email
+    from millstream.views.alerts.targets import tell_webhook as tell_webhook
     from millstream.views.coverage import PartialOutputWarning as PartialOutputWarning
     from millstream.views.reader import View as View
     from millstream.views.reader import view as view
