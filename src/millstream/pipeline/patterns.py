@@ -219,6 +219,12 @@ def _check_ends(
             f"The pattern ends with not_followed_by({at_end[0].absences[0].name!r}), and does not say until when. Say "
             'how long after the first row: within("10 minutes").'
         )
+    absence = next(_after_optional(elements), None)
+    if absence is not None:
+        raise ConfigError(
+            f"{absence.name!r} must not be there after a step that may be left out: then it is not clear since when. "
+            "Put it after a step that is not optional."
+        )
     greedy = next((step for step in _last_steps(elements) if step.greedy), None)
     if greedy is not None and not at_end:
         raise ConfigError(
@@ -237,6 +243,30 @@ def _last_steps(elements: Sequence[PatternElement]) -> Iterator[PatternStep]:
             yield element
         if not getattr(element, "optional", True):
             return
+
+
+def _after_optional(elements: Sequence[PatternElement]) -> Iterator[Absence]:
+    """Yield the absences that come after something that may be left out."""
+    for number, element in enumerate(elements):
+        if isinstance(element, Alternatives):
+            for one in element.sequences:
+                yield from _after_optional(one)
+        if isinstance(element, Absence) and any(
+            step.optional for step in _last_elements(elements[:number])
+        ):
+            yield element
+
+
+def _last_elements(elements: Sequence[PatternElement]) -> Iterator[PatternStep | Alternatives]:
+    """Yield what may be the last thing before a place: a step, and alternatives with what they end in."""
+    for element in reversed(elements):
+        if isinstance(element, Absence):
+            continue
+        yield element
+        if isinstance(element, Alternatives):
+            for one in element.sequences:
+                yield from _last_elements(one)
+        return
 
 
 def _check_bounded(pattern: PatternSequence, nfa: Nfa, *, unbounded: bool) -> None:

@@ -7,7 +7,8 @@ times are equal. It is a path of transitions; a transition from row p, of state 
 1.  q satisfies the condition of t, and not its ``until``;
 2.  the contiguity holds: ``strict``: q is the row right after p; ``relaxed``: no row between p and q satisfies 1;
     ``any``: whatever is between them;
-3.  none of its absences is broken: a ``next_only`` one by the row right after p, another by any row in (p, q];
+3.  none of its absences is broken: a ``next_only`` one by the row right after p, another by any row in (p, q].
+    What must not be there after a step must not be between its own rows, either;
 4.  s took as many rows as it must before leaving, and no more than it may before staying (s = t);
 5.  if it stays in s, no row in (p, q] satisfies the ``until`` of s;
 6.  no row in (p, q] could have been taken from p by a transition that ``goes_first``: those into a greedy step
@@ -149,12 +150,19 @@ class _Builder:
         """Append elements behind exits; ``first`` is the contiguity of the first element, if not its own."""
         for element in elements:
             if isinstance(element, Absence):
-                exits = [replace(one, absences=(*one.absences, element)) for one in exits]
+                exits = [self._without(element, one) for one in exits]
                 continue
             found = element if first is None else replace(element, contiguity=first)
             first = None
             exits = self._behind(found, exits)
         return exits
+
+    def _without(self, absence: Absence, one: _Exit) -> _Exit:
+        """Forbid something after a step, between its own rows, too."""
+        for staying in [t for t in self.transitions if t.source == t.target == one.state]:
+            del self.transitions[staying]
+            self.transitions[replace(staying, absences=(*staying.absences, absence))] = None
+        return replace(one, absences=(*one.absences, absence))
 
     def _behind(self, element: PatternStep | Alternatives, exits: list[_Exit]) -> list[_Exit]:
         if isinstance(element, PatternStep):
