@@ -67,7 +67,7 @@ MORE = {
         lambda s: N + ms.matched(s, "n").sum() < 7,
     ),
     "few": (
-        lambda row, chain, s: len(values(chain, s)) < 2,  # noqa: ARG005
+        lambda row, chain, s: len(values(chain, s)) < 2,
         lambda s: ms.matched(s).count() < 2,
     ),
     "near mean": (
@@ -79,14 +79,14 @@ MORE = {
             both(row["n"], max(present(chain, s), default=None), lambda a, b: a > b)
             or both(row["n"], min(present(chain, s), default=None), lambda a, b: a < b)
         ),
-        lambda s: (N > ms.matched(s, "n").max()) | (N < ms.matched(s, "n").min()),
+        lambda s: (ms.matched(s, "n").max() < N) | (ms.matched(s, "n").min() > N),
     ),
     "other letter": (
         lambda row, chain, s: both(row["v"], letter_of_last(chain, s), lambda a, b: a != b),
         lambda s: pl.col("v") != ms.matched(s, "v").last(),
     ),
     "none yet": (
-        lambda row, chain, s: last(chain, s) is None,  # noqa: ARG005
+        lambda row, chain, s: last(chain, s) is None,
         lambda s: ms.matched(s, "n").last().is_null(),
     ),
     "twice first is whole": (
@@ -96,7 +96,7 @@ MORE = {
         lambda s: (
             (N / ms.matched(s, "n").first() >= 2)
             | (ms.matched(s, "n").first() == 0)
-            | (N == ms.matched(s, "n").first())
+            | (ms.matched(s, "n").first() == N)
         ),
     ),
 }
@@ -299,9 +299,9 @@ class Key:
                 self.takes(link.step, one, chain) for one in between
             ):
                 return False
-            if link.stays and link.step.until is not None:
-                if any(link.step.until(self.rows[one], chain) for one in after):
-                    return False
+            until = link.step.until if link.stays else None
+            if until is not None and any(until(self.rows[one], chain) for one in after):
+                return False
         for absent in link.absent:
             asked = after[:1] if absent.next_only else after
             if any(absent.fits(self.rows[one], chain) for one in asked):

@@ -2,6 +2,7 @@
 
 import json
 from datetime import datetime
+from itertools import pairwise
 
 import polars as pl
 
@@ -49,9 +50,11 @@ def run(kernel, rows, batches, dice):
     cuts = sorted(dice.randrange(table.height + 1) for _ in range(batches - 1))
     places = [0, *cuts, table.height]
     # Rows come in the order of time here, so the watermark may be that of any row that has come.
-    for start, end in zip(places[:-1], places[1:], strict=True):
+    for start, end in pairwise(places):
         reached = int(table[TIME][end - 1]) if end else NO_WATERMARK
-        watermark = max(before, END if end == table.height else reached - dice.choice([0, 0, SECOND]))
+        watermark = max(
+            before, END if end == table.height else reached - dice.choice([0, 0, SECOND])
+        )
         stored, output = batch(kernel, store, stored, table[start:end], before, watermark)
         made += [] if output is None else matches(kernel, output)
         before = watermark

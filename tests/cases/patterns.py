@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import polars as pl
+from cases.case import LONG, Answer, Case, Event, Reach, event
 
 import millstream as ms
-from cases.case import LONG, Answer, Case, Event, Reach, event
 
 
 def is_(letter: str) -> pl.Expr:

@@ -199,9 +199,7 @@ def _check_names(steps: Sequence[str], absences: Sequence[str]) -> None:
         )
 
 
-def _check_ends(
-    pattern: PatternSequence, nfa: Nfa, elements: Sequence[PatternElement]
-) -> None:
+def _check_ends(pattern: PatternSequence, nfa: Nfa, elements: Sequence[PatternElement]) -> None:
     """Make sure that a match has rows, and that it is known when it is complete."""
     if START in nfa.accepting or any(one.target == nfa.end for one in nfa.leaving(START)):
         raise ConfigError(
@@ -306,9 +304,7 @@ def _measures(
     return Measures(tuple(expressions), tuple(columns.items()), tuple(steps)), types
 
 
-def _check_measure(
-    what: str, expression: pl.Expr, own: ColumnTypes, columns: ColumnTypes
-) -> None:
+def _check_measure(what: str, expression: pl.Expr, own: ColumnTypes, columns: ColumnTypes) -> None:
     for name in expression.meta.root_names():
         if name in columns and name not in own and Matched.of(name) is None:
             raise ConfigError(

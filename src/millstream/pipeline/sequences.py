@@ -18,6 +18,7 @@ from millstream.pipeline.checks import positive_us, require_text, whole_number
 from millstream.pipeline.expressions import Column, as_expression
 
 _TIMES_MAX = 1_000_000
+_NO_SKIP = SkipStrategy("none")
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class PatternSequence:
 
     elements: tuple[DeclaredElement, ...]
     within_us: int | None = None
-    skip_strategy: SkipStrategy = SkipStrategy("none")
+    skip_strategy: SkipStrategy = _NO_SKIP
 
     # ── steps ───────────────────────────────────────────────────────────────────────────────
 
@@ -373,9 +374,9 @@ def _drawn(elements: tuple[DeclaredElement, ...], indent: str) -> Iterator[str]:
             yield f"{indent}│ {_WORDS[element.contiguity]}"
         if isinstance(element, Either):
             yield f"{indent}either{' (optional)' if element.optional else ''}"
-            for one in element.sequences:
+            for place, one in enumerate(element.sequences):
+                yield from [f"{indent}  or"] if place else []
                 yield from _drawn(one.elements, indent + "    ")
-                yield f"{indent}  or"
             continue
         yield f"{indent}{element.name}{_quantifier(element)}: {element.condition}"
 

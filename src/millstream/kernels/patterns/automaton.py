@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from millstream.kernels.arrays import Int64s
-from millstream.kernels.patterns import matcher as m
+from millstream.kernels.patterns import tables as m
 from millstream.kernels.patterns.conditions import CompiledConditions
 from millstream.kernels.patterns.nfa import START, Nfa, Transition
 

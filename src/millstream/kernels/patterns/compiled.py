@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from millstream.kernels.patterns import matcher
+from millstream.kernels.patterns import matcher, programs
+from millstream.kernels.patterns.tables import Rows, Tables, Work
 
 COMPILED_ROWS_MIN = 50_000  # of one batch and bucket; in Python they take as long as loading
 
@@ -24,9 +25,9 @@ _loading = threading.Lock()
 
 
 def match_keys(
-    tables: matcher.Tables,
-    rows: matcher.Rows,
-    work: matcher.Work,
+    tables: Tables,
+    rows: Rows,
+    work: Work,
     until_us: int,
 ) -> None:
     """Run :func:`millstream.kernels.patterns.matcher.match_keys`, compiled if there are so many rows."""
@@ -53,8 +54,9 @@ def compiled_match_keys() -> Callable[..., None]:
 def _compiled() -> Callable[..., None]:
     numba: Any = import_module("numba")
     extending: Any = import_module("numba.extending")
-    for function in vars(matcher).values():
-        if isinstance(function, FunctionType) and function.__module__ == matcher.__name__:
-            extending.register_jitable(function)
+    for module in (programs, matcher):
+        for function in vars(module).values():
+            if isinstance(function, FunctionType) and function.__module__ == module.__name__:
+                extending.register_jitable(function)
     compiled: Callable[..., None] = numba.njit(cache=True)(matcher.match_keys)
     return compiled

@@ -4,7 +4,7 @@ What was matched is in an expression as a column with a reserved name (:class:`M
 row alone is left to polars, which works it out for all rows at once: as a *gate*, where the condition can only hold if it
 does, or as a *value*. What is left is arithmetic, comparison and logic of values and matched aggregates. It becomes a
 program for a stack, which is run for a partial match and a row
-(:mod:`millstream.kernels.patterns.matcher`). Its numbers have 64 bits; null, NaN and logic are as in polars.
+(:mod:`millstream.kernels.patterns.programs`). Its numbers have 64 bits; null, NaN and logic are as in polars.
 
 The root of an expression is found by building each operation that is known from its inputs anew, and comparing: polars
 gives the inputs of an expression and says whether two are equal, but has no public way to ask what it is.
@@ -22,7 +22,8 @@ from typing import Literal, get_args
 import polars as pl
 
 from millstream.errors import ConfigError
-from millstream.kernels.patterns import matcher as m
+from millstream.kernels.patterns import programs as m
+from millstream.kernels.patterns import tables
 
 Aggregate = Literal["first", "last", "sum", "mean", "min", "max", "count", "list"]
 AGGREGATES: tuple[str, ...] = get_args(Aggregate)
@@ -164,7 +165,7 @@ class CompiledConditions:
 
 def _conjuncts(condition: pl.Expr) -> list[pl.Expr]:
     inputs = _inputs(condition)
-    if len(inputs) == 2 and condition.meta.eq(inputs[0] & inputs[1]):  # noqa: PLR2004
+    if len(inputs) == 2 and condition.meta.eq(inputs[0] & inputs[1]):
         return [*_conjuncts(inputs[0]), *_conjuncts(inputs[1])]
     return [condition]
 
@@ -224,7 +225,13 @@ _COMPARISONS = {
 }
 _LOGIC = {"and": m.AND, "or": m.OR, "not": m.NOT}
 _NULLS = {"is_null": m.IS_NULL, "is_not_null": m.IS_NOT_NULL}
-_AGGREGATES = {"first": m.FIRST, "last": m.LAST, "sum": m.SUM, "min": m.MIN, "max": m.MAX}
+_AGGREGATES = {
+    "first": tables.FIRST,
+    "last": tables.LAST,
+    "sum": tables.SUM,
+    "min": tables.MIN,
+    "max": tables.MAX,
+}
 
 
 @dataclass
@@ -244,7 +251,7 @@ class _Program:
             assert found is not None
             return self._matched(found)
         inputs = _inputs(expression)
-        if len(inputs) == 2:  # noqa: PLR2004
+        if len(inputs) == 2:
             for build, word in _BINARY:
                 if _is_built(expression, build, inputs):
                     return self._binary(word, inputs, expression)
@@ -264,7 +271,7 @@ class _Program:
         """Load an aggregate; a mean is a sum divided by the number of values."""
         state = self.conditions.states[matched.step]
         if matched.aggregate == "count":
-            self._load(m.ROWS, state, -1, is_float=False)
+            self._load(tables.ROWS, state, -1, is_float=False)
             return "whole"
         column = pl.col(matched.name)  # reserved names are never patterns
         if matched.aggregate == "list":
@@ -275,8 +282,8 @@ class _Program:
             raise self._refused(column, f" {matched.column!r} is a {source}.")
         if matched.aggregate == "mean":
             value = self.conditions.value(_as_float(matched.column), "float")
-            self._load(m.SUM, state, value, is_float=True)
-            self._load(m.VALUES, state, value, is_float=False)
+            self._load(tables.SUM, state, value, is_float=True)
+            self._load(tables.VALUES, state, value, is_float=False)
             self.code += [(m.TO_FLOAT, 0), (m.DIV_F, 0)]
             return "float"
         kind = self._kind(column)

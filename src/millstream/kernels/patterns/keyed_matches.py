@@ -17,7 +17,7 @@ from millstream.errors import CorruptionError
 from millstream.kernels.arrays import Bools, Int64s
 from millstream.kernels.changes import group_numbers
 from millstream.kernels.frames import HASH, WEIGHT
-from millstream.kernels.patterns import matcher as m
+from millstream.kernels.patterns import tables as m
 from millstream.kernels.state.keyed_rows import KeyedRows
 from millstream.kernels.state.keyhash import Hashes
 from millstream.kernels.state.operator_state import OperatorState
@@ -187,6 +187,6 @@ def _starts(groups: Int64s, count: int) -> Int64s:
 
 
 def _within(groups: Int64s) -> Int64s:
-    """Number things within their groups, which are in their order, from 0."""
+    """Return numbers of things within their groups, which are in their order, from 0."""
     first = np.flatnonzero(np.diff(groups, prepend=-1))
     return np.arange(len(groups)) - np.repeat(first, np.diff(first, append=len(groups)))

@@ -20,121 +20,47 @@ be used. What happens to a key, in this order:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import numpy as np
-import numpy.typing as npt
 
-from millstream.kernels.arrays import Float64s, Int64s
-
-Bytes = npt.NDArray[np.uint8]
-Places = npt.NDArray[np.int64]  # two-dimensional
-
-# Columns of an entry.
-PARENT, ROW, STATE, COUNT, MASK, ROOT, DEPTH, FRESH, COMPLETE, LIVE = range(10)
-ENTRY_WIDTH = 10
-# How an entry is complete.
-BY_ROW, BY_TIME = 1, 2
-# Places in ``Work.numbers``.
-ENTRIES, LIVES, HELD, MATCHES, OLDEST, FULL = range(6)
-# Contiguities.
-STRICT, RELAXED, ANY = range(3)
-# Skip strategies.
-SKIP_NONE, SKIP_TO_NEXT, SKIP_PAST_LAST, SKIP_TO_FIRST, SKIP_TO_LAST = range(5)
-# Aggregates of matched rows.
-FIRST, LAST, SUM, MIN, MAX, ROWS, VALUES = range(7)
-NEVER = 2**63 - 1
-# Operations of conditions. Numbers are whole (I) or floating (F).
-(
-    ROW_I,
-    ROW_F,
-    MATCHED_I,
-    MATCHED_F,
-    TO_FLOAT,
-    TO_FLOAT_BELOW,
-    ADD_I,
-    SUB_I,
-    MUL_I,
-    ADD_F,
-    SUB_F,
-    MUL_F,
-    DIV_F,
-    NEGATE_I,
-    NEGATE_F,
-    ABS_I,
-    ABS_F,
-    EQ_I,
-    NE_I,
-    LT_I,
-    LE_I,
-    EQ_F,
-    NE_F,
-    LT_F,
-    LE_F,
-    SWAP,
-    AND,
-    OR,
-    NOT,
-    IS_NULL,
-    IS_NOT_NULL,
-) = range(31)
-
-
-class Tables(NamedTuple):
-    """The automaton as arrays. State ``len(least)`` is that of entry 0, and the target of the end."""
-
-    transitions_of: Int64s  # by state: where its transitions begin; then where the last one ends
-    target: Int64s
-    contiguity: Int64s
-    goes_after: Int64s  # a mask of transitions of the same state
-    absences_of: Int64s
-    absence_condition: Int64s
-    absence_next_only: Int64s
-    condition: Int64s  # by state
-    until: Int64s  # by state: a condition, or -1
-    least: Int64s
-    most: Int64s
-    accepting: Int64s
-    program_of: Int64s  # by condition: where its program begins; one without is decided by the row alone
-    operation: Int64s
-    argument: Int64s
-    aggregate: Int64s  # by register
-    aggregate_state: Int64s
-    aggregate_value: Int64s
-    aggregate_float: Int64s
-    within_us: int  # -1: without end
-    skip: int
-    skip_state: int
-
-
-class Rows(NamedTuple):
-    """Rows by key; of each key first those that partial matches have, then new ones, in their order."""
-
-    time_us: Int64s
-    gates: Bytes  # [condition, row]: what the row alone says of the condition
-    any_gate: Bytes
-    whole: Places  # [value, row]
-    floating: Any  # [value, row]
-    null: Bytes  # [value, row]
-    rows_of: Int64s  # by key, as above
-    new_from: Int64s  # by key: its first new row
-    entries_of: Int64s  # by key: which entries its partial matches are
-
-
-class Work(NamedTuple):
-    """What changes meanwhile: entries with their registers, and lists of entries."""
-
-    entries: Places
-    whole: Places  # [entry, register]
-    floating: Any
-    null: Bytes
-    live: Int64s
-    held: Int64s
-    matches: Places  # [match, (entry, time when it was decided, row that decided it or -1)]
-    numbers: Int64s
-    stack_whole: Int64s
-    stack_float: Float64s
-    stack_null: Bytes
+from millstream.kernels.patterns.programs import is_true
+from millstream.kernels.patterns.tables import (
+    ANY,
+    BY_ROW,
+    BY_TIME,
+    COMPLETE,
+    COUNT,
+    DEPTH,
+    ENTRIES,
+    FIRST,
+    FRESH,
+    FULL,
+    HELD,
+    LAST,
+    LIVE,
+    LIVES,
+    MASK,
+    MATCHES,
+    MIN,
+    NEVER,
+    OLDEST,
+    PARENT,
+    ROOT,
+    ROW,
+    ROWS,
+    SKIP_NONE,
+    SKIP_PAST_LAST,
+    SKIP_TO_LAST,
+    SKIP_TO_NEXT,
+    STATE,
+    STRICT,
+    SUM,
+    VALUES,
+    Bytes,
+    Places,
+    Rows,
+    Tables,
+    Work,
+)
 
 
 def match_keys(tables: Tables, rows: Rows, work: Work, until_us: int) -> None:
@@ -227,7 +153,9 @@ def _take_row(tables: Tables, rows: Rows, work: Work, row: int) -> None:
     entries, live, numbers = work.entries, work.live, work.numbers
     count, born_from = numbers[LIVES], numbers[ENTRIES]
     asked = 0
-    if not rows.any_gate[row]:  # such a row matters to those alone whose next row it is: the last ones
+    if not rows.any_gate[
+        row
+    ]:  # such a row matters to those alone whose next row it is: the last ones
         asked = count
         while asked and entries[live[asked - 1], FRESH]:
             asked -= 1
@@ -273,16 +201,23 @@ def _advance(tables: Tables, rows: Rows, work: Work, entry: int, row: int) -> in
             left |= int(contiguity == ANY) << number
         else:
             left |= int(contiguity != STRICT) << number
-    targets = 0
+    return left & ~_take(tables, rows, work, entry, row, takes)
+
+
+def _take(tables: Tables, rows: Rows, work: Work, entry: int, row: int, takes: int) -> int:
+    """Add what takes the row, but what another transition goes before; return the mask of these."""
+    state = work.entries[entry, STATE]
+    first, end = tables.transitions_of[state], tables.transitions_of[state + 1]
+    targets = after = 0
     for number in range(end - first):
         if tables.goes_after[first + number] & takes:
-            left &= ~(1 << number)
+            after |= 1 << number
         elif takes >> number & 1:
             target = tables.target[first + number]
             if not targets >> target & 1:  # by two ways, it is one match
                 targets |= 1 << target
                 _add(tables, rows, work, entry, row, target)
-    return left
+    return after
 
 
 def _is_broken(
@@ -291,18 +226,18 @@ def _is_broken(
     for absence in range(tables.absences_of[transition], tables.absences_of[transition + 1]):
         if tables.absence_next_only[absence] and not work.entries[entry, FRESH]:
             continue
-        if _is_true(tables, rows, work, tables.absence_condition[absence], entry, row):
+        if is_true(tables, rows, work, tables.absence_condition[absence], entry, row):
             return True
     return False
 
 
 def _is_over(tables: Tables, rows: Rows, work: Work, state: int, entry: int, row: int) -> bool:
     until = tables.until[state]
-    return bool(until >= 0) and _is_true(tables, rows, work, until, entry, row)
+    return bool(until >= 0) and is_true(tables, rows, work, until, entry, row)
 
 
 def _fits(tables: Tables, rows: Rows, work: Work, state: int, entry: int, row: int) -> bool:
-    if not _is_true(tables, rows, work, tables.condition[state], entry, row):
+    if not is_true(tables, rows, work, tables.condition[state], entry, row):
         return False
     return not _is_over(tables, rows, work, state, entry, row)
 
@@ -396,9 +331,7 @@ def _fold(
 # ── 3. matches ──────────────────────────────────────────────────────────────────────────────
 
 
-def _complete(
-    tables: Tables, work: Work, entry: int, how: int, time_us: int, row: int
-) -> None:
+def _complete(tables: Tables, work: Work, entry: int, how: int, time_us: int, row: int) -> None:
     """Take note of a match: it counts at once where nothing is skipped, else it is held to be decided."""
     if tables.skip == SKIP_NONE:
         _emit(work, entry, time_us, row)
@@ -528,129 +461,3 @@ def mark_kept(work: Work) -> Bytes:
         if kept[entry]:
             kept[work.entries[entry, PARENT]] = 1
     return kept
-
-
-# ── conditions ──────────────────────────────────────────────────────────────────────────────
-
-
-def _is_true(
-    tables: Tables, rows: Rows, work: Work, condition: int, entry: int, row: int
-) -> bool:
-    """Return whether a condition holds: null is false."""
-    if not rows.gates[condition, row]:
-        return False
-    first, end = tables.program_of[condition], tables.program_of[condition + 1]
-    if first == end:
-        return True
-    top = -1
-    for step in range(first, end):
-        operation, argument = tables.operation[step], tables.argument[step]
-        if operation <= MATCHED_F:
-            top += 1
-            _load_value(rows, work, top, operation, argument, entry, row)
-        elif operation < ADD_I or NEGATE_I <= operation <= ABS_F or operation >= NOT:
-            _of_one(work, top, operation)
-        elif operation == SWAP:
-            _swap(work, top)
-        else:
-            top -= 1
-            _of_two(work, top, operation)
-    return bool(work.stack_whole[0]) and not work.stack_null[0]
-
-
-def _load_value(
-    rows: Rows, work: Work, top: int, operation: int, argument: int, entry: int, row: int
-) -> None:
-    if operation <= ROW_F:
-        work.stack_whole[top] = rows.whole[argument, row]
-        work.stack_float[top] = rows.floating[argument, row]
-        work.stack_null[top] = rows.null[argument, row]
-    else:
-        work.stack_whole[top] = work.whole[entry, argument]
-        work.stack_float[top] = work.floating[entry, argument]
-        work.stack_null[top] = work.null[entry, argument]
-
-
-def _of_one(work: Work, top: int, operation: int) -> None:
-    whole, floating, null = work.stack_whole, work.stack_float, work.stack_null
-    if operation == TO_FLOAT:
-        floating[top] = whole[top]
-    elif operation == TO_FLOAT_BELOW:
-        floating[top - 1] = whole[top - 1]
-    elif operation == NEGATE_I:
-        whole[top] = -whole[top]
-    elif operation == NEGATE_F:
-        floating[top] = -floating[top]
-    elif operation == ABS_I:
-        whole[top] = abs(whole[top])
-    elif operation == ABS_F:
-        floating[top] = abs(floating[top])
-    elif operation == NOT:
-        whole[top] = 1 - whole[top]
-    elif operation == IS_NULL:
-        whole[top], null[top] = null[top], 0
-    else:
-        whole[top], null[top] = 1 - null[top], 0
-
-
-def _swap(work: Work, top: int) -> None:
-    whole, floating, null = work.stack_whole, work.stack_float, work.stack_null
-    whole[top], whole[top - 1] = whole[top - 1], whole[top]
-    floating[top], floating[top - 1] = floating[top - 1], floating[top]
-    null[top], null[top - 1] = null[top - 1], null[top]
-
-
-def _of_two(work: Work, at: int, operation: int) -> None:
-    """Put the result of two values, at ``at`` and above it, there. What is null makes it null, but for logic."""
-    whole, floating, null = work.stack_whole, work.stack_float, work.stack_null
-    if operation == AND or operation == OR:
-        decides = int(operation == OR)  # of two truths, this one decides whatever the other is
-        one, two = not null[at], not null[at + 1]
-        if (one and whole[at] == decides) or (two and whole[at + 1] == decides):
-            whole[at], null[at] = decides, 0
-        else:
-            null[at] = 0 if one and two else 1
-            whole[at] = 1 - decides
-        return
-    null[at] = null[at] | null[at + 1]
-    if operation <= MUL_I:
-        a, b = whole[at], whole[at + 1]
-        whole[at] = a + b if operation == ADD_I else a - b if operation == SUB_I else a * b
-    elif operation <= DIV_F:
-        floating[at] = _float_result(floating[at], floating[at + 1], operation)
-    elif operation <= LE_I:
-        whole[at] = _compared_whole(whole[at], whole[at + 1], operation)
-    else:
-        whole[at] = _compared_floats(floating[at], floating[at + 1], operation)
-
-
-def _float_result(a: float, b: float, operation: int) -> float:
-    if operation == ADD_F:
-        return a + b
-    if operation == SUB_F:
-        return a - b
-    if operation == MUL_F:
-        return a * b
-    if b != 0:
-        return a / b
-    return np.nan if a == 0 or a != a else np.copysign(np.inf, a) * np.copysign(1.0, b)  # noqa: PLR0124
-
-
-def _compared_whole(a: int, b: int, operation: int) -> int:
-    if operation == EQ_I:
-        return int(a == b)
-    if operation == NE_I:
-        return int(a != b)
-    return int(a < b) if operation == LT_I else int(a <= b)
-
-
-def _compared_floats(a: float, b: float, operation: int) -> int:
-    """Compare floats as polars does: NaN is equal to NaN, and above all other numbers."""
-    a_nan, b_nan = a != a, b != b  # noqa: PLR0124
-    equal = a == b or (a_nan and b_nan)
-    if operation == EQ_F:
-        return int(equal)
-    if operation == NE_F:
-        return int(not equal)
-    less = not a_nan and (b_nan or a < b)
-    return int(less) if operation == LT_F else int(less or equal)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,9 +38,7 @@ class Measures:
         asked = {one.column for one in self.matched.values() if one.aggregate != "count"}
         return every if None in asked else [name for name in every if name in asked]
 
-    def of(
-        self, by: Sequence[str], rows: pl.DataFrame, found: Int64s, count: int
-    ) -> pl.DataFrame:
+    def of(self, by: Sequence[str], rows: pl.DataFrame, found: Int64s, count: int) -> pl.DataFrame:
         """Return a row for each of ``count`` matches.
 
         ``found`` has the rows of the matches, as (number of the match, row, step), match by match in their order.
@@ -58,7 +56,7 @@ class Measures:
         hidden = []
         for name, matched in self.matched.items():
             mine = states == self.steps.index(matched.step)
-            lists = _lists(matched, matches[mine], rows, places[mine], count, self.columns)
+            lists = _lists(matched, found[mine], rows, count, self.columns)
             hidden.append(_aggregate(lists, matched).cast(matched.dtype(types)).alias(name))
         made = table.hstack(hidden).select(
             *(expression.alias(name) for name, expression in self.expressions)
@@ -74,13 +72,13 @@ def _first_of(matches: Int64s, backwards: int | None = None) -> Int64s:
 
 def _lists(
     matched: Matched,
-    matches: Int64s,
+    found: Int64s,
     rows: pl.DataFrame,
-    places: Int64s,
     count: int,
     columns: Sequence[tuple[str, pl.DataType]],
 ) -> pl.Series:
-    """Return, for each match, the list of what the rows of a step have."""
+    """Return, for each match, the list of what the rows of a step have, given where these are."""
+    matches, places = found[:, 0], found[:, 1]
     if matched.aggregate == "count":
         values = pl.Series("value", places)
     elif matched.column is None:
@@ -97,19 +95,8 @@ def _lists(
 
 def _aggregate(lists: pl.Series, matched: Matched) -> pl.Series:
     """Return the aggregate of each list. They are summed one after the other, whatever else is in the batch."""
-    match matched.aggregate:
-        case "count":
-            return lists.list.len()
-        case "first":
-            return lists.list.first()
-        case "last":
-            return lists.list.last()
-        case "sum":
-            return lists.list.sum()
-        case "mean":
-            return lists.list.mean()
-        case "min":
-            return lists.list.min()
-        case "max":
-            return lists.list.max()
-    return lists
+    if matched.aggregate == "list":
+        return lists
+    method = "len" if matched.aggregate == "count" else matched.aggregate
+    made: pl.Series = getattr(lists.list, method)()
+    return made

@@ -43,11 +43,12 @@ from millstream.kernels.joins.versions import TIE, row_order
 from millstream.kernels.joins.waiting_rows import WaitingRows
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.operator_base import OperatorBase
-from millstream.kernels.patterns import matcher as m
+from millstream.kernels.patterns import tables as m
 from millstream.kernels.patterns.automaton import SkipStrategy, new_work, tables_of
 from millstream.kernels.patterns.compiled import match_keys
 from millstream.kernels.patterns.conditions import CompiledConditions
 from millstream.kernels.patterns.keyed_matches import KeyedBatch, KeyedMatches, Known
+from millstream.kernels.patterns.matcher import mark_kept, matched_rows
 from millstream.kernels.patterns.measures import Measures
 from millstream.kernels.patterns.nfa import START, Nfa
 from millstream.kernels.state.hash_order import sorted_distinct
@@ -209,9 +210,7 @@ class _PatternBatch:
         )
         self.matches = KeyedMatches(self.state, operator.by)
         self.timers = (
-            None
-            if within_us is None
-            else Timers(self.state, "deadlines", slot_width_us(within_us))
+            None if within_us is None else Timers(self.state, "deadlines", slot_width_us(within_us))
         )
         self.until_us = delayed_watermark(self.context.watermark_us, operator.lateness_us) - 1
         self.ledger = StateLedger(operator.name, (self.waiting.runs, self.matches.rows.runs))
@@ -271,7 +270,7 @@ class _PatternBatch:
             new = new.with_columns(pl.lit(1, pl.Int64).alias(WEIGHT))
         batch = KeyedBatch.of(known, new, self.operator.by)
         work = self._run(batch)
-        kept = batch.kept(work, m.mark_kept(work))
+        kept = batch.kept(work, mark_kept(work))
         self.matches.write(touched, known, kept)
         self._count(batch, kept, known)
         self._set_timers(batch, work)
@@ -345,7 +344,7 @@ class _PatternBatch:
         if not count:
             return None
         operator, rows = self.operator, batch.rows
-        found = m.matched_rows(work)
+        found = matched_rows(work)
         table = operator.measures.of(operator.by, rows, found, count)
         entry, time_us, decided = work.matches[:count].T
         first = work.entries[work.entries[entry, m.ROOT], m.ROW]
@@ -376,5 +375,3 @@ def _value_arrays(
         ranks = every.rank("dense").fill_null(0).cast(pl.Int64).to_numpy()
         whole[texts] = ranks.reshape(len(texts), rows.height)
     return whole, floating, null
-
-

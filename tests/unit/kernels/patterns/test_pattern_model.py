@@ -7,9 +7,9 @@ import pytest
 from pattern_model import Draw, declared, model
 from pattern_run import NothingToDeclareError, kernel_of, run
 
-PATTERNS = int(os.environ.get("MILLSTREAM_TEST_PATTERNS", "120"))
+PATTERNS = int(os.environ.get("MILLSTREAM_TEST_PATTERNS", "40"))
 FIRST = int(os.environ.get("MILLSTREAM_TEST_FIRST_PATTERN", "0"))
-CHUNK = 60
+CHUNK = 20
 
 
 @pytest.mark.parametrize("start", range(FIRST, FIRST + PATTERNS, CHUNK))
