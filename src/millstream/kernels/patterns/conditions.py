@@ -136,7 +136,8 @@ class CompiledConditions:
         Raises:
             ConfigError: it does with matched rows what cannot be compiled.
         """
-        alone, others = [], []
+        alone: list[pl.Expr] = []
+        others: list[pl.Expr] = []
         for part in _conjuncts(condition.meta.undo_aliases()):
             (others if uses_matched(part) else alone).append(part)
         self.gates.append(reduce(operator.and_, alone) if alone else None)

@@ -86,9 +86,9 @@ def _lists(
     else:
         values = rows[matched.column][places].alias("value")
     table = pl.DataFrame({_MATCH: matches, "value": values})
-    found = table.group_by(_MATCH, maintain_order=True).agg("value")
+    grouped = table.group_by(_MATCH, maintain_order=True).agg("value")
     every = pl.DataFrame({_MATCH: pl.int_range(count, eager=True)})
-    lists = every.join(found, on=_MATCH, how="left", maintain_order="left")["value"]
+    lists = every.join(grouped, on=_MATCH, how="left", maintain_order="left")["value"]
     empty = pl.Series([[]], dtype=lists.dtype).new_from_index(0, count)
     return lists.zip_with(lists.is_not_null(), empty)
 
