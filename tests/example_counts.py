@@ -1,6 +1,9 @@
-"""How many examples Hypothesis draws: what a test asks for, or the share of it that a run asks for."""
+"""How many examples are drawn: what a test asks for, or the share of it that a run asks for."""
 
+import itertools
 import os
+import random
+from collections.abc import Iterator
 
 PERCENT = int(os.environ.get("MILLSTREAM_TEST_EXAMPLES_PERCENT", "100"))
 
@@ -8,3 +11,9 @@ PERCENT = int(os.environ.get("MILLSTREAM_TEST_EXAMPLES_PERCENT", "100"))
 def some(count: int) -> int:
     """Return the share of ``count`` that this run draws; each run draws others."""
     return max(5, count * PERCENT // 100)
+
+
+def steps_to_die_at() -> Iterator[int]:
+    """Yield the numbers of the steps at which a process dies, from 1: all, or this run's share, evenly spaced."""
+    stride = max(1, 100 // PERCENT)
+    return itertools.count(random.randint(1, stride), stride)

@@ -75,7 +75,7 @@ def test(arguments: list[str]) -> int:
         return pytest(*arguments)
     env = {**ONE_THREAD_EACH, **FEW_EXAMPLES}
     left_out = WITHOUT_HOUSE_RULES if arguments else ()
-    unit = (*QUICK_TESTS, *left_out, "-m", "not thorough", *SIDE_BY_SIDE)
+    unit = (*QUICK_TESTS, *left_out, "-m", "not thorough and not long", *SIDE_BY_SIDE)
     return together(
         lambda: pytest(*unit, env=env),
         lambda output: pytest("tests/spark", "-m", "quick", env=env, output=output),

@@ -22,8 +22,9 @@ FILTERED = pytest.param("dedup", marks=not_when_cut("filters go by hashes alone"
 BATCHINGS = [
     *(pytest.param(seed, id=f"batching {seed}") for seed in range(2)),
     *(
-        pytest.param(seed, id=f"batching {seed}", marks=pytest.mark.thorough)
-        for seed in range(2, 20)
+        pytest.param(seed, id=f"batching {seed}", marks=mark)
+        for mark, seeds in ((pytest.mark.thorough, range(2, 8)), (pytest.mark.long, range(8, 20)))
+        for seed in seeds
     ),
 ]
 

@@ -56,7 +56,7 @@ def outputs(folder):
     return dict(shown), dict(told)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.timeout(900)  # six times a JVM
 def test_outputs_have_the_answers_of_the_journal_wherever_the_job_was_killed(tmp_path):
     send(tmp_path)

@@ -82,7 +82,7 @@ def test_a_driver_that_dies_at_every_point_changes_nothing(spark, tmp_path, url)
     assert 1 <= repeated <= len(points)  # at most once for each time that the driver died
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.timeout(1500)  # nine times a JVM
 def test_joins_and_tables_are_the_same_in_every_place_after_a_driver_died_at_every_point(
     spark, tmp_path

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
+
 import millstream as ms
 from millstream import testing
 from millstream.spark import rescale as rescaling
@@ -87,6 +89,7 @@ counted(Path(sys.argv[1])).run(until="caught-up", rows_per_batch=100)
 """
 
 
+@pytest.mark.long
 def test_kills_between_rescales_change_no_answer(tmp_path):
     events = rows(3000)
     send(tmp_path, events)

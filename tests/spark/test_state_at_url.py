@@ -66,7 +66,7 @@ def named(folder):
         return {object_name(name) for each in state.values() for name in _run_names(each)}
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture(params=[pytest.param("file", marks=pytest.mark.long), "s3"])
 def url(request, tmp_path, monkeypatch):
     monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
     if request.param == "file":

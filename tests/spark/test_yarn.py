@@ -1,6 +1,6 @@
 """An app on Apache Hadoop YARN: `millstream run app.py --master yarn`, with its environment shipped.
 
-In the long test the machines have nothing of Millstream's, and don't see the driver's folders: an executor's Python and its packages are in the
+In one test the machines have nothing of Millstream's, and don't see the driver's folders: an executor's Python and its packages are in the
 archive that docs/cluster.md says how to make, and its JVM's jars in another. Only the interpreter is everywhere, as there.
 """
 
@@ -186,7 +186,7 @@ def finished(process, said):
         end(process)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_an_app_runs_on_yarn_where_the_machines_have_the_environment(no_spark, opened, tmp_path):
     cluster = YarnCluster(tmp_path / "yarn", opened, apart=False)
     jars = {"spark.yarn.jars": f"local:{Path(pyspark.__file__).parent}/jars/*"}

@@ -225,12 +225,14 @@ class EventStore:
         Guarantees: thread-safe; commands that wait for the same partition share one sync.
         """
         choose("on_conflict", on_conflict, ("retry", "raise"))
-        if expected_version is not None and expected_version < 0:
+        if expected_version is not None and (
+            type(expected_version) is not int or expected_version < 0
+        ):
             raise ConfigError(
-                f"expected_version is {expected_version}; give 0 for a new stream, or more"
+                f"expected_version is {expected_version!r}; give 0 for a new stream, or a greater whole number"
             )
         given = os.urandom(16).hex() if command_id is None else _check_command_id(command_id)
-        metadata = Metadata(given, causation_id, correlation_id, who, why)
+        metadata = _check_metadata(Metadata(given, causation_id, correlation_id, who, why))
         pending = PendingCommand(
             check_stream_id(stream_id),
             command,
@@ -542,12 +544,25 @@ def _check_command_id(command_id: str) -> str:
     Raises:
         ConfigError: it is no text, or empty.
     """
-    if not isinstance(command_id, str) or not command_id:
+    if not isinstance(command_id, str) or not command_id or not _is_unicode(command_id):
         raise ConfigError(
             f"the command id {command_id!r} is not possible; give a text, such as 'deposit-17', or str() of what "
             "you have, or leave it out"
         )
     return command_id
+
+
+def _check_metadata(metadata: Metadata) -> Metadata:
+    """Return what is known about a command, which is stored as text.
+
+    Raises:
+        ConfigError: something is given that is no text.
+    """
+    for name in ("causation_id", "correlation_id", "who", "why"):
+        given = getattr(metadata, name)
+        if given is not None and not (isinstance(given, str) and _is_unicode(given)):
+            raise ConfigError(f"{name} is {given!r}; give a text, or leave it out")
+    return metadata
 
 
 def _readable(command: Any) -> Any:

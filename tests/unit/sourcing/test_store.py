@@ -494,7 +494,22 @@ def test_ids_and_deciders_that_are_not_possible_are_refused(log: ms.EventLog) ->
         store.load("ada")
 
 
-@pytest.mark.parametrize("wrong", ["", 17, b"c", uuid.UUID(int=7)])
+@pytest.mark.parametrize("wrong", ["1", 1.0, float("nan"), True, -1])
+def test_a_version_that_is_no_whole_number_is_refused(store: EventStore, wrong) -> None:
+    with pytest.raises(ms.ConfigError, match=f"expected_version is {wrong!r}; give 0"):
+        store.handle("ada", [5], expected_version=wrong)
+    assert store.load("ada").version == 0
+
+
+@pytest.mark.parametrize("wrong", [17, b"eve", object(), "\ud800"])
+@pytest.mark.parametrize("name", ["causation_id", "correlation_id", "who", "why"])
+def test_what_is_known_of_a_command_is_text(store: EventStore, name, wrong) -> None:
+    with pytest.raises(ms.ConfigError, match=f"{name} is .*; give a text, or leave it out"):
+        store.handle("ada", [5], **{name: wrong})
+    assert store.load("ada").version == 0
+
+
+@pytest.mark.parametrize("wrong", ["", 17, b"c", uuid.UUID(int=7), "\ud800"])
 def test_a_command_id_that_would_not_be_found_again_is_refused(store: EventStore, wrong) -> None:
     """An empty one was none; others are stored as another value than they are looked for."""
     with pytest.raises(ms.ConfigError, match="command id"):

@@ -66,7 +66,10 @@ def over(events):
     return testing.Watermark("events", at=last + timedelta(days=800))
 
 
-def everything(app, events, batchings=20):
+BATCHINGS = some(20)
+
+
+def everything(app, events, batchings=BATCHINGS):
     return testing.replay(app, {"events": [*events, over(events)]}, batchings=batchings)
 
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from example_counts import steps_to_die_at
 
 import millstream as ms
 from millstream.errors import ConfigError, ConflictError, FencedError
@@ -243,9 +244,7 @@ def test_a_death_at_any_write_changes_no_answer_and_leaves_no_file_for_good(
     run(plans, batches, begun, 2)
     rescale("counts", begun, buckets=first)
     run(plans, batches, begun, 3)
-    number = 0
-    while True:
-        number += 1
+    for number in steps_to_die_at():
         folder = tmp_path / str(number)
         shutil.copytree(begun, folder)
         with monkeypatch.context() as patch:
@@ -272,9 +271,7 @@ def test_a_death_at_any_request_changes_no_answer_and_leaves_no_object_for_good(
     url = parse_state_url(s3_url)
     begun = tmp_path / "begun"
     run(plans, batches, begun, 2, StatePlace(url, "begun"))
-    number = 0
-    while True:
-        number += 1 if number < 12 else 5
+    for number in steps_to_die_at():
         folder, place = tmp_path / str(number), StatePlace(url, str(number))
         shutil.copytree(begun, folder)
         source, target = (ObjectClient(f"{url.text}/{name}/runs") for name in ("begun", number))

@@ -1,5 +1,6 @@
 """The stages of a job between its batches: state moves with the commit of the state store, and only with it."""
 
+import itertools
 import os
 import random
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from example_counts import steps_to_die_at
 
 import millstream as ms
 from millstream.errors import CorruptionError
@@ -186,9 +188,7 @@ def test_a_death_at_any_write_changes_no_answer_and_leaves_no_file_for_good(
     run(plan, batches, tmp_path / "whole")
     wanted, _ = outcome(tmp_path / "whole")
     assert {"@" in name for name in all_names(tmp_path / "whole")} == {True, False}
-    number = 0
-    while True:
-        number += 1
+    for number in steps_to_die_at():
         folder = tmp_path / str(number)
         shutil.copytree(tmp_path / "first", folder)
         with monkeypatch.context() as patch:
@@ -252,9 +252,7 @@ def test_a_death_at_any_request_changes_no_answer_and_leaves_no_object_for_good(
     run(plan, batches[:1], tmp_path / "first", StatePlace(url, "first"))
     run(plan, batches, tmp_path / "whole", StatePlace(url, "whole"))
     wanted, _ = outcome(tmp_path / "whole")
-    number = 0
-    while True:
-        number += 1 if cached else 9
+    for number in steps_to_die_at() if cached else itertools.count(9, step=9):
         folder, place = tmp_path / str(number), StatePlace(url, str(number))
         copied(tmp_path / "first", folder, url)
         with monkeypatch.context() as patch:

@@ -6,6 +6,7 @@ import random
 
 import polars as pl
 import pytest
+from example_counts import steps_to_die_at
 from s3_server import SECRET, Fault
 
 import millstream as ms
@@ -156,9 +157,7 @@ def dying_at(number, monkeypatch):
 
 
 def test_a_death_at_any_request_leaves_each_batch_whole_or_absent(s3_url, monkeypatch):
-    number = 0
-    while True:
-        number += 1
+    for number in steps_to_die_at():
         url = f"{s3_url}/{number}"
         first = Job(url, run=1)
         for batch in range(7):
