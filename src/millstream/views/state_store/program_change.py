@@ -234,8 +234,8 @@ class _Steps:
                 was = None if before == name else before
                 yield PartChange("step", name, "keeps", was=was, key=key)
             elif key in self.again:
-                why = (self.again[key][1],)
-                yield PartChange("step", name, "rebuilds", why, topics=topics, key=key)
+                _, reason = self.again[key]
+                yield PartChange("step", name, "rebuilds", (reason,), topics=topics, key=key)
             elif key in self.unclear:
                 yield PartChange("step", name, "refuses", (self._versions(),), key=key)
             elif key in pairs:
