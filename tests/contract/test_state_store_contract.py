@@ -82,7 +82,10 @@ def test_all_that_a_batch_commits_is_read_elsewhere(place):
     ledger = [{"step": "a", "read": 1}, {"step": "ä\0", "read": 2}]
     state = {(0, 0): b"\0manifest\xff", (1, 3): b""}
     sinks = {"postgresql:1": "postgresql://host/db"}
-    assert run.commit(0, [counts(a=1, b=2)], ledger=ledger, state=state, sinks=sinks)
+    record = {"batch_id": 0, "phases": {"read": 1.5}}
+    assert run.commit(
+        0, [counts(a=1, b=2)], ledger=ledger, state=state, sinks=sinks, record=record
+    )
     assert run.commit(1, [counts(b=2, c=3)], position={"u": {"1": 5}}, state={(0, 0): b"two"})
     run.store.put_description("app", "graph", {"nodes": ["é", None, 1.5]})
     read = place.open(readonly=True)
@@ -91,6 +94,7 @@ def test_all_that_a_batch_commits_is_read_elsewhere(place):
     assert read.position("counts") == read.position("app") == {"t": {"0": 0}, "u": {"1": 5}}
     assert read.status("app") == {"batch": 1}
     assert read.ledger("app") == ledger
+    assert read.batches("app") == [record]
     assert read.state_manifests("app", "main") == {(0, 0): b"two", (1, 3): b""}
     assert read.sinks("app", "main") == [("postgresql:1", "postgresql://host/db", 0)]
     assert read.databases() == ["postgresql://host/db"]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import webbrowser
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -41,7 +45,8 @@ from millstream.views.server.server import LISTEN_DEFAULT, serve
 def ui(folder: Path, listen: str, stores: tuple[str, ...], *, insecure: bool, opens: bool) -> None:
     """Show a page of what the apps of a log do, live; serve their views over HTTP.
 
-    It only reads, and the pipelines need not run. Ctrl-C ends it.
+    The pipelines need not run. It only reads, but for the page /operate, which sends dead letters again when asked
+    to; not with --insecure. Ctrl-C ends it.
 
     \b
     Examples:
@@ -53,7 +58,13 @@ def ui(folder: Path, listen: str, stores: tuple[str, ...], *, insecure: bool, op
     """
     with (
         wait_for_stop_signal() as wait,
-        serve(folder, listen=listen, insecure=insecure, databases=stores) as serving,
+        serve(
+            folder,
+            listen=listen,
+            insecure=insecure,
+            databases=stores,
+            replay=partial(_replay, folder),
+        ) as serving,
     ):
         click.echo(f"Serving {folder} at {serving.url} (Ctrl-C ends it)")
         if not apps_with_state(folder):
@@ -61,3 +72,11 @@ def ui(folder: Path, listen: str, stores: tuple[str, ...], *, insecure: bool, op
         if opens:
             webbrowser.open(serving.url)
         wait()
+
+
+def _replay(folder: Path, app: str, records: Sequence[str], *, late_ok: bool) -> Mapping[str, Any]:
+    """Send dead letters of an app again, for the page."""
+    from millstream.ops.dead_letter_replay import DeadLetterFilter, parse_record_id, replay
+
+    chosen = DeadLetterFilter(record_ids=[parse_record_id(one) for one in records])
+    return dataclasses.asdict(replay(folder, app, chosen, late_ok=late_ok))

@@ -1,4 +1,4 @@
-"""``millstream why``: what holds a window open, and why events were late."""
+"""``millstream why``: why windows are open, events late and jobs behind; what became of a record, and what made a value."""
 
 from __future__ import annotations
 
@@ -8,15 +8,31 @@ from typing import Any
 import click
 
 from millstream.cli.app_folder import app_store
-from millstream.cli.tables import app_store_option, json_option, log_option, print_json
+from millstream.cli.plan import edited_app
+from millstream.cli.tables import (
+    Address,
+    app_store_option,
+    json_option,
+    log_option,
+    print_json,
+)
+from millstream.errors import ConfigError
+from millstream.views.state_store.sqlite_values import parse_value
 from millstream.views.store_location import open_state_store
 
 step_option = click.option("--step", help="Only this step.")
+app_log_option = click.option(
+    "--log",
+    "address",
+    metavar="FOLDER|kafka://HOST:PORT",
+    type=Address(file_okay=False, path_type=Path),
+    help="The log, instead of the one that the app names; where it names none, MILLSTREAM_LOG.",
+)
 
 
 @click.group()
 def why() -> None:
-    """Say what holds a window open, and why events were late."""
+    """Say why a window is open, an event late, a job behind, a row missing, or a value what it is."""
 
 
 @why.command("open")
@@ -50,6 +66,8 @@ def why_open(app: str, step: str | None, folder: Path, store: str | None, *, as_
 def why_late(app: str, step: str | None, folder: Path, store: str | None, *, as_json: bool) -> None:
     """Say how many events were late for each step of APP, and by how much.
 
+    Of a single record, `millstream why record` says it.
+
     \b
     Examples:
       millstream why late ads
@@ -61,14 +79,109 @@ def why_late(app: str, step: str | None, folder: Path, store: str | None, *, as_
         _answer(ask(opened, app, step), "no event came too late", as_json=as_json)
 
 
+@why.command("behind")
+@click.argument("app")
+@log_option
+@app_store_option
+@json_option
+def why_behind(app: str, folder: Path, store: str | None, *, as_json: bool) -> None:
+    """Say how far APP is behind its topics, whether it catches up, and which phase and step take its time.
+
+    It looks at the last 60 batches of the newest run, and at the ends of the log.
+
+    \b
+    Examples:
+      millstream why behind ads
+      millstream why behind ads --json
+    """
+    from millstream.ops.why_behind import why_behind as ask
+
+    with open_state_store(app_store(folder, app, store), readonly=True) as opened:
+        found = ask(opened, app, folder)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        _print_sentences(found.sentences)
+
+
+@why.command("record")
+@click.argument("file", metavar="FILE[:APP]")
+@click.argument("record", metavar="TOPIC/PARTITION/OFFSET")
+@app_log_option
+@json_option
+def why_record(file: str, record: str, address: Path | str | None, *, as_json: bool) -> None:
+    """Follow one record through the app in FILE: what each step did with it, and the rows it is in, or why it is in none.
+
+    The log up to the record is read again and processed in memory, by the app as it is declared in FILE. It changes
+    nothing, and the app may run meanwhile.
+
+    \b
+    Examples:
+      millstream why record app.py ad-events/0/17
+      millstream why record app.py ad-events/0/17 --json
+    """
+    from millstream.ops.dead_letter_replay import parse_record_id
+    from millstream.ops.record_trace import trace_record
+
+    found = trace_record(edited_app(file, None, address), parse_record_id(record))
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        _print_sentences(found.sentences)
+
+
+@why.command("value")
+@click.argument("file", metavar="FILE[:APP]")
+@click.argument("view")
+@click.argument("key", nargs=-1, required=True, metavar="COLUMN=VALUE...")
+@app_log_option
+@json_option
+def why_value(
+    file: str, view: str, key: tuple[str, ...], address: Path | str | None, *, as_json: bool
+) -> None:
+    """List the records behind a row of VIEW: those without which it would be another, and what it would be then.
+
+    The row is named by its key. The log is read again and processed in memory, by the app as it is declared in FILE.
+    It changes nothing, and the app may run meanwhile.
+
+    \b
+    Examples:
+      millstream why value app.py ad_ctr window_start=2026-01-31T12:00:00Z ad_id=7
+      millstream why value app.py ad_ctr window_start=2026-01-31T12:00:00Z ad_id=7 --json
+    """
+    from millstream.ops.value_records import records_behind
+
+    app = edited_app(file, None, address)
+    with open_state_store(app.state_store, readonly=True) as opened:
+        kinds = opened.schema(view).kinds
+    found = records_behind(app, view, dict(_key_value(text, kinds) for text in key))
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        _print_sentences(found.sentences)
+
+
+def _key_value(text: str, kinds: dict[str, str]) -> tuple[str, Any]:
+    name, separator, value = text.partition("=")
+    if not separator or name not in kinds:
+        raise ConfigError(
+            f"{text!r} is not COLUMN=VALUE with one of the columns {', '.join(kinds)}."
+        )
+    return name, parse_value(value, kinds[name])
+
+
 def _answer(found: list[Any], nothing: str, *, as_json: bool) -> None:
     if as_json:
         print_json([each.to_dict() for each in found])
         return
     for each in found:
-        first, *rest = each.sentences
-        click.echo(first)
-        for sentence in rest:
-            click.echo(f"  {sentence}")
+        _print_sentences(each.sentences)
     if not found:
         click.echo(nothing)
+
+
+def _print_sentences(sentences: tuple[str, ...]) -> None:
+    first, *rest = sentences
+    click.echo(first)
+    for sentence in rest:
+        click.echo(f"  {sentence}")

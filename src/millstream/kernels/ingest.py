@@ -117,7 +117,8 @@ class Ingest:
         out = make_routers(self.source.edges, self.buckets, self.ledger, dead_letters)
         times: list[SplitTime] = []
         for split in splits:
-            split_time, read = self._split(split, out, dead_letters)
+            with self.ledger.working(self.source.name):
+                split_time, read = self._split(split, out, dead_letters)
             split.check(read)
             times.append(split_time)
             ranges = self.ledger.ranges.setdefault(self.source.name, {})

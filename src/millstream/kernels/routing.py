@@ -9,8 +9,10 @@ become dead letters: see :mod:`millstream.kernels.errors.user_code`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 import polars as pl
@@ -86,8 +88,9 @@ class TaskLedger:
     numbers by operator and name, none of them events; ``forgotten`` is source → producers evicted,
     in all, because there were more than the maximum. ``clocks`` is operator → input → the status
     of its clock; ``late_by_us`` is step → the most that an event missed by; ``hot_keys`` are keys that most of
-    the rows have that go to a step. ``sent`` and ``arrived``
-    are rows by port, and messages: another process must report as many as one has sent.
+    the rows have that go to a step. ``state`` is operator → the bytes and rows of its state; ``worked_ms``
+    is step → for how long it worked: of a source, until its rows were ready for the next steps. ``sent`` and
+    ``arrived`` are rows by port, and messages: another process must report as many as one has sent.
     """
 
     step_counts: dict[str, Counter[str]] = field(default_factory=dict)
@@ -101,8 +104,11 @@ class TaskLedger:
     clocks: dict[str, dict[str, Any]] = field(default_factory=dict)
     late_by_us: dict[str, int] = field(default_factory=dict)
     hot_keys: list[HotKey] = field(default_factory=list)
+    state: dict[str, tuple[int, int]] = field(default_factory=dict)
+    worked_ms: dict[str, float] = field(default_factory=dict)
     sent: Counter[str] = field(default_factory=Counter)
     arrived: Counter[str] = field(default_factory=Counter)
+    clock: Callable[[], float] = perf_counter
 
     def frames(self, port: int, bucket: int, table: pl.DataFrame) -> Iterator[FrameRow]:
         """Yield the frames of a table that goes to a port: one, or several of a large one. Its rows count as sent."""
@@ -114,6 +120,13 @@ class TaskLedger:
         """Send a message about time to an operator, and count it."""
         self.sent[f"time of {to}"] += 1
         return FrameRow(PORT_TIME, bucket, message)
+
+    @contextmanager
+    def working(self, step: str) -> Iterator[None]:
+        """Measure the block as work of a step."""
+        began = self.clock()
+        yield
+        self.worked_ms[step] = self.worked_ms.get(step, 0.0) + (self.clock() - began) * 1000
 
     def note_lateness(self, step: str, late_by_us: int) -> None:
         """Note by how much an event came too late."""
@@ -143,6 +156,8 @@ class TaskLedger:
             "clocks": self.clocks,
             "late_by_us": self.late_by_us,
             "hot_keys": self.hot_keys,
+            "state": self.state,
+            "worked_ms": self.worked_ms,
             "sent": self.sent,
             "arrived": self.arrived,
         }

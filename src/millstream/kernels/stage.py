@@ -154,7 +154,8 @@ class OperatorRun:
                 for name, clock in clocks.items()
             }
         frames_in = in_stream_order(batch.frames) if kernel.ordered else batch.frames
-        result = kernel.process(state, frames_in, context)
+        with self.ledger.working(kernel.name):
+            result = kernel.process(state, frames_in, context)
         self.ledger.count(kernel.name, **result.counts)
         if result.rows is not None:
             self.ledger.count(kernel.name, rows_out=result.rows.height)
@@ -166,6 +167,8 @@ class OperatorRun:
         if clocks:  # what follows no input holds nobody's watermark
             self.ledger.watermarks[kernel.name] = context.watermark_us
         self.ledger.state_bytes += state.size_bytes
+        if state.families:
+            self.ledger.state[kernel.name] = (state.size_bytes, state.rows)
         frames = [
             *self._emit(result.rows, self.operator.edges),
             *self._emit(result.late, self.operator.late_edges),

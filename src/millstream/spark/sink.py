@@ -20,6 +20,7 @@ from millstream.spark.frame_files import FrameFiles
 from millstream.spark.output_tasks import OutputTasks
 from millstream.spark.source.event_times import EventTimesFile
 from millstream.spark.stages.executor import Manifests, StageExecutor
+from millstream.views.commit.batch_history import PhaseTimer, batch_record
 from millstream.views.commit.committer import BatchCommitter, BatchResult, collect_results
 from millstream.views.commit.time_status import time_status
 from millstream.views.position import merge_positions
@@ -81,6 +82,7 @@ class CommitSink:
     stages: StageExecutor | None = None
     outputs: OutputTasks | None = None
     totals: RunTotals = field(default_factory=RunTotals)
+    timer: PhaseTimer = field(default_factory=PhaseTimer)
     error: BaseException | None = None
     _ended: float = field(default_factory=time.monotonic)
     _arrived_ms: dict[str, int] = field(default_factory=dict)  # topic/partition → last record read
@@ -97,17 +99,23 @@ class CommitSink:
     def _commit(self, frames: DataFrame, batch_id: int) -> None:
         if not self.committer.is_next(batch_id):
             return
+        self.timer.begin((time.monotonic() - self._batch_start(batch_id)) * 1000)
         self.on_begin(batch_id)
         blocks = self.blocks
-        given: Sequence[FrameRow] = collect(frames) if blocks is None else blocks.collect(frames)
+        given: Sequence[FrameRow]
+        with self.timer.phase("read"):
+            given = collect(frames) if blocks is None else blocks.collect(frames)
         state: Manifests = {}
         if self.stages is not None:
-            given, state = self.stages.run(batch_id, given)
+            with self.timer.phase("stages"):
+                given, state = self.stages.run(batch_id, given)
         left, staged = given, dict[str, StagedRows]()
         if self.outputs is not None:
-            left, staged = self.outputs.stage(batch_id, given)
-        rows = self._fetch(left)
-        result = collect_results(self.plan, rows, staged)
+            with self.timer.phase("outputs"):
+                left, staged = self.outputs.stage(batch_id, given)
+        with self.timer.phase("collect"):
+            rows = self._fetch(left)
+            result = collect_results(self.plan, rows, staged)
         progress = self._progress(result, batch_id)
         if self._time is None:
             self._time = self.committer.state_store.status(self.plan.app, JOB)
@@ -121,11 +129,13 @@ class CommitSink:
             "gauges": result.gauges,
             **time_part,
         }
-        try:
-            self.committer.commit(batch_id, result, status, state)
-        except StagedRowsLostError:  # sinks that have the batch find their fences
-            result = collect_results(self.plan, self._fetch(given))
-            self.committer.commit(batch_id, result, status, state)
+        record = batch_record(progress, result, self.timer, self.committer.run)
+        with self.timer.phase("commit"):
+            try:
+                self.committer.commit(batch_id, result, status, state, record)
+            except StagedRowsLostError:  # sinks that have the batch find their fences
+                result = collect_results(self.plan, self._fetch(given))
+                self.committer.commit(batch_id, result, status, state, record)
         if self.stages is not None:
             self.stages.on_commit()
         self.event_times.add(rows)

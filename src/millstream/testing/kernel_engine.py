@@ -22,6 +22,7 @@ from millstream.kernels.rescale import rescale_manifests
 from millstream.kernels.stage import run_stage
 from millstream.kernels.state.journal import MemoryJournal
 from millstream.kernels.state.keyhash import Buckets
+from millstream.kernels.state.memory_bucket import MemoryBucketState
 from millstream.kernels.state.sorted_runs import MemoryRunStore
 from millstream.kernels.time.split_clocks import PartitionPunctuation
 from millstream.kernels.time.watermarks import PartitionProgress, SourceTime, idle_partitions
@@ -36,38 +37,6 @@ from millstream.views.store_location import StoreLocation, place_of
 _JOB = "main"
 CrashPoint = Literal["before the commit", "between the commits", "after the commit"]
 CRASH_POINTS: tuple[CrashPoint, ...] = get_args(CrashPoint)
-
-
-@dataclass
-class MemoryBucketState:
-    """The state of one stage in one bucket, in memory, and the journals of the batch.
-
-    Names of new runs begin with ``prefix``.
-    """
-
-    stored: bytes | None = None
-    stores: dict[str, MemoryRunStore] = field(default_factory=dict)
-    journals: MemoryJournal = field(default_factory=MemoryJournal)
-    prefix: str = "m"
-
-    def manifest(self) -> bytes | None:
-        return self.stored
-
-    def put_manifest(self, manifest: bytes) -> None:
-        self.stored = manifest
-
-    def runs(self, key: str) -> MemoryRunStore:
-        return self.stores.setdefault(key, MemoryRunStore(prefix=self.prefix))
-
-    def journal(self, key: str) -> MemoryJournal:
-        return replace(self.journals, scope=(*self.journals.scope, key))
-
-    def copy(self) -> MemoryBucketState:
-        """Return an independent copy. Runs never change, so they are shared; journals outlive a crash."""
-        stores = {
-            key: replace(store, tables=dict(store.tables)) for key, store in self.stores.items()
-        }
-        return replace(self, stores=stores)
 
 
 @dataclass

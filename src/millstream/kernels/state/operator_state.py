@@ -48,6 +48,10 @@ class OperatorState:
     def size_bytes(self) -> int:
         return sum(runs.size_bytes for runs in self.families.values())
 
+    @property
+    def rows(self) -> int:
+        return sum(runs.rows for runs in self.families.values())
+
     def to_message(self) -> dict[str, Any]:
         """Return what the manifest keeps."""
         runs = {name: found.to_message() for name, found in sorted(self.families.items())}

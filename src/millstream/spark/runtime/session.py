@@ -290,6 +290,9 @@ def _settings(name: str, request: _SessionRequest, scratch: _Scratch | None) -> 
         made["spark.master"] = request.master
         # Large frames are rows there (`frame_blocks.py`), and 10,000 of them no batch of Arrow's.
         made["spark.sql.execution.arrow.maxBytesPerBatch"] = str(64 * _MIB)
+        # Java's serializer holds what it has written until it is reset, by default after 100 objects. An object is a few
+        # of those rows, as Spark stores blocks: 100 of them are larger than the heap of a small executor.
+        made["spark.serializer.objectStreamReset"] = "1"
     else:
         cores = request.cores or cores_available()
         made = _common_settings(cores) | _local_settings(cores, scratch)

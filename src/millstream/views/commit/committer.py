@@ -73,6 +73,8 @@ class BatchResult:
     watermarks: dict[str, int] = field(default_factory=dict)  # operator → microseconds
     gauges: dict[str, dict[str, float]] = field(default_factory=dict)  # operator → name → largest
     state_bytes: int = 0
+    state: dict[str, Counter[str]] = field(default_factory=dict)  # operator → bytes, and rows
+    worked_ms: dict[str, float] = field(default_factory=dict)  # step → in all tasks
     # source → producers that are no longer followed, in all
     forgotten_producers: dict[str, int] = field(default_factory=dict)
     clocks: dict[str, dict[str, Any]] = field(default_factory=dict)  # operator → input → its time
@@ -216,11 +218,20 @@ def _add_report(result: BatchResult, report: Mapping[str, Any]) -> None:
         for name, value in gauges.items():
             known_gauges[name] = max(known_gauges.get(name, value), value)
     result.state_bytes += report.get("state_bytes", 0)
+    _add_cost(result, report)
     result.clocks.update(report.get("clocks", {}))
     for step, late_by_us in report.get("late_by_us", {}).items():
         result.late_by_us[step] = max(result.late_by_us.get(step, 0), late_by_us)
     result.hot_keys.extend(HotKey(*each) for each in report.get("hot_keys", ()))
     result.forgotten_producers.update(report.get("forgotten", {}))  # every bucket says the same
+
+
+def _add_cost(result: BatchResult, report: Mapping[str, Any]) -> None:
+    """Add for how long steps worked, and what they hold."""
+    for operator, (size_bytes, rows) in report.get("state", {}).items():
+        result.state.setdefault(operator, Counter()).update(bytes=size_bytes, rows=rows)
+    for step, took_ms in report.get("worked_ms", {}).items():
+        result.worked_ms[step] = result.worked_ms.get(step, 0.0) + took_ms
 
 
 def view_schemas(plan: JobPlan) -> list[ViewSchema]:
@@ -365,10 +376,12 @@ class BatchCommitter:
         result: BatchResult,
         status: Mapping[str, Any],
         state: Mapping[tuple[int, int], bytes] | None = None,
+        record: Mapping[str, Any] | None = None,
     ) -> bool:
         """Commit a batch everywhere. False if it was committed before; then nothing changes.
 
-        ``state`` holds the manifests of the state that it changed, by stage and bucket.
+        ``state`` holds the manifests of the state that it changed, by stage and bucket; ``record`` is what is
+        kept of the batch (`batch_history.py`).
 
         Raises:
             CorruptionError: the ledger does not balance; nothing was committed.
@@ -392,6 +405,7 @@ class BatchCommitter:
             status=status,
             sinks={sink.identity: sink.name for sink in participants if sink.has_fence},
             state=state,
+            record=record,
         )
         self._position = merge_positions(self.position, result.position)
         return committed

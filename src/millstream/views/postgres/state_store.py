@@ -92,6 +92,9 @@ CREATE TABLE IF NOT EXISTS _fences (
 CREATE TABLE IF NOT EXISTS _ledger (
     app text NOT NULL, job text COLLATE "C" NOT NULL, batch_id bigint NOT NULL,
     number bigint NOT NULL, line text NOT NULL, PRIMARY KEY (app, job, batch_id, number));
+CREATE TABLE IF NOT EXISTS _batches (
+    app text NOT NULL, job text COLLATE "C" NOT NULL, batch_id bigint NOT NULL, record text NOT NULL,
+    PRIMARY KEY (app, job, batch_id));
 CREATE TABLE IF NOT EXISTS _sinks (
     app text NOT NULL, job text NOT NULL, identity text NOT NULL, name text NOT NULL,
     batch_id bigint NOT NULL, PRIMARY KEY (app, job, identity));
@@ -107,7 +110,7 @@ CREATE TABLE IF NOT EXISTS _descriptions (
     app text NOT NULL, name text NOT NULL, value text NOT NULL, PRIMARY KEY (app, name));
 """
 _OURS = (
-    f"_views _changes _fences _ledger _sinks _state _programs _outputs _descriptions {STATE_TABLE}"
+    f"_views _changes _fences _ledger _batches _sinks _state _programs _outputs _descriptions {STATE_TABLE}"
 ).split()
 
 _SETTINGS = {
@@ -356,6 +359,7 @@ class PostgresStateStore(StateStore):
         status: Mapping[str, Any],
         sinks: Mapping[str, str] | None = None,
         state: Mapping[tuple[int, int], bytes] | None = None,
+        record: Mapping[str, Any] | None = None,
     ) -> bool:
         done = super().commit(
             fence,
@@ -365,6 +369,7 @@ class PostgresStateStore(StateStore):
             status=status,
             sinks=sinks,
             state=state,
+            record=record,
         )
         if self._writer is not None and any(isinstance(each, StagedChange) for each in changes):
             with suppress(MillstreamError):  # left to the next batch, or run

@@ -2,6 +2,7 @@
 
 ======================================  ===========================================================
 ``/``                                   the page
+``/operate``                            the page for operators
 ``/views``                              all views: app, columns, key, rows, newest change
 ``/views/NAME``                         rows; parameters as in `query_params.py`; JSON, or CSV if accepted
 ``/views/NAME/changes``                 server-sent events: changes after ``since=``
@@ -11,9 +12,11 @@
 ``/apps/NAME/graph``                    its pipeline: nodes and edges
 ``/apps/NAME/dashboard``                its panels, with what they show
 ``/apps/NAME/live``                     status and panels as server-sent events, for the page
+``/apps/NAME/operate``                  status, load, batches, dead letters and versions, for operators
+``/apps/NAME/dead-letters/replay``      POST: sends dead letters again, see `dead_letter_requests.py`
 ======================================  ===========================================================
 
-The server only reads. Errors: `millstream/http.py`.
+But for that POST, the server only reads. Errors: `millstream/http.py`.
 """
 
 from __future__ import annotations
@@ -50,8 +53,13 @@ from millstream.views.position import is_reached
 from millstream.views.query import Query
 from millstream.views.server.assets import Assets
 from millstream.views.server.catalog import ViewCatalog, ViewRef
+from millstream.views.server.dead_letter_requests import (
+    ReplayDeadLetters,
+    replay_dead_letters,
+)
 from millstream.views.server.event_streams import ViewStreams, change_id
 from millstream.views.server.json_rows import csv, objects
+from millstream.views.server.operations import AppOperations
 from millstream.views.server.query_params import (
     parse_change_id,
     parse_position,
@@ -72,14 +80,15 @@ _STATUS: StatusTable = (
 
 
 def application(
-    catalog: ViewCatalog, *, hosts: frozenset[str] | None
+    catalog: ViewCatalog, *, hosts: frozenset[str] | None, replay: ReplayDeadLetters | None = None
 ) -> tuple[Starlette, StoreWatcher]:
     """Return the server as an ASGI application, and the watcher that wakes its streams.
 
     Args:
         hosts: The host names that requests may name; None: any. See :class:`AllowedHosts`.
+        replay: Sends dead letters again; None: the server only reads.
     """
-    server = ViewRoutes(catalog)
+    server = ViewRoutes(catalog, replay)
     app = Starlette(
         routes=server.routes(),
         exception_handlers=exception_handlers(_STATUS, _ADDRESSES, _log),
@@ -93,8 +102,10 @@ def application(
 class ViewRoutes:
     """Handles requests, from the stores of a catalog."""
 
-    def __init__(self, catalog: ViewCatalog) -> None:
+    def __init__(self, catalog: ViewCatalog, replay: ReplayDeadLetters | None = None) -> None:
         self._catalog = catalog
+        self._replay = replay
+        self._operations: dict[str, AppOperations] = {}
         self._executor = ReadExecutor()
         self.watcher = StoreWatcher(catalog, self._executor)
         self._streams = ViewStreams(catalog, self._executor, self.watcher)
@@ -103,6 +114,7 @@ class ViewRoutes:
     def routes(self) -> list[Route]:
         handlers: dict[str, Callable[[Request], Awaitable[Response]]] = {
             "/": self.page,
+            "/operate": self.operate_page,
             "/assets/{name}": self.asset,
             "/views": self.views,
             "/views/{view}": self.rows,
@@ -113,8 +125,11 @@ class ViewRoutes:
             "/apps/{app}/graph": self.graph,
             "/apps/{app}/dashboard": self.dashboard,
             "/apps/{app}/live": self.live,
+            "/apps/{app}/operate": self.operate,
         }
-        return [Route(path, handler, methods=["GET"]) for path, handler in handlers.items()]
+        replay = Route("/apps/{app}/dead-letters/replay", self.replay, methods=["POST"])
+        read = [Route(path, handler, methods=["GET"]) for path, handler in handlers.items()]
+        return [*read, replay]
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -128,6 +143,9 @@ class ViewRoutes:
 
     async def page(self, request: Request) -> Response:
         return self._assets.response("index.html", request.headers.get("if-none-match"))
+
+    async def operate_page(self, request: Request) -> Response:
+        return self._assets.response("operate.html", request.headers.get("if-none-match"))
 
     async def asset(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -225,6 +243,21 @@ class ViewRoutes:
         app = request.path_params["app"]
         self._catalog.state_store(app)
         return event_stream_response(self._streams.live(app))
+
+    async def operate(self, request: Request) -> Response:
+        app = request.path_params["app"]
+        status = await self._streams.status(app)
+        store = self._catalog.state_store(app)
+        known = self._operations.get(app)
+        if known is None:
+            known = self._operations[app] = AppOperations(app, self._catalog.folder(app))
+        reading = known
+        found = await self._executor.run(lambda: reading.read(store))
+        return json_response({"status": status, **found, "can_replay": self._replay is not None})
+
+    async def replay(self, request: Request) -> Response:
+        self._catalog.state_store(request.path_params["app"])  # there is such an app
+        return await replay_dead_letters(request, self._replay, self._executor)
 
     async def graph(self, request: Request) -> Response:
         app = request.path_params["app"]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from millstream.errors import ConfigError
 from millstream.listen_address import (
@@ -15,6 +16,9 @@ from millstream.listen_address import (
     parse_listen_address,
 )
 from millstream.views.server.catalog import ViewCatalog
+
+if TYPE_CHECKING:
+    from millstream.views.server.dead_letter_requests import ReplayDeadLetters
 
 LISTEN_DEFAULT = "127.0.0.1:8400"
 _BACKLOG = 128
@@ -34,6 +38,7 @@ def serve(
     listen: str = LISTEN_DEFAULT,
     insecure: bool = False,
     databases: Sequence[str] = (),
+    replay: ReplayDeadLetters | None = None,
 ) -> Iterator[ViewServer]:
     """Serve the views of a log folder and the page until the block ends.
 
@@ -43,12 +48,13 @@ def serve(
         listen: ``HOST:PORT``; port 0 takes one that is free.
         insecure: Allow an address that other machines can reach.
         databases: URLs of databases whose views are to be served, too.
+        replay: Sends dead letters again, for the page; never offered at an address that other machines can reach.
 
     Raises:
         EnvironmentProblem: The extra ``ui`` is not installed.
         ConfigError: The address is invalid, is in use, or could be reached by other machines.
         RetriableError: A database is not available.
-    Guarantees: only reads; blocks no job. In a thread of its own.
+    Guarantees: only reads, but for ``replay``; blocks no job. In a thread of its own.
     """
     host, port = parse_listen_address(listen, LISTEN_DEFAULT)
     local = is_loopback(host)
@@ -67,6 +73,6 @@ def serve(
         listener = opened.enter_context(closing(bind(host, port, "page")))
         listener.listen(_BACKLOG)
         names = http.LOCAL_NAMES | {host} if local else None
-        app, watcher = application(catalog, hosts=names)
+        app, watcher = application(catalog, hosts=names, replay=replay if local else None)
         with http.serve_in_thread(app, listener, what="page", ending=watcher.close):
             yield ViewServer(http.url_of(host, listener))

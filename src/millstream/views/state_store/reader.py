@@ -40,6 +40,8 @@ FORMAT = 3
 
 T = TypeVar("T")
 
+_MANY = (1 << 63) - 1
+
 
 class StateStoreReader(ViewReader):
     """Reads an app's state store; see :class:`ViewReader` for the methods on views."""
@@ -148,6 +150,27 @@ class StateStoreReader(ViewReader):
             ).fetchall()
         )
         return [json.loads(line) for (line,) in rows]
+
+    def batches(
+        self, app: str, *, since: int = 0, limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Return what the history has of batches: of those from ``since`` on the last ``limit``, in their order.
+
+        See :func:`millstream.views.commit.batch_history.batch_record`. Only the last
+        :data:`~millstream.views.state_store.store.BATCHES_KEPT` batches are kept.
+        """
+
+        def batches(db: Database) -> list[str]:
+            if not self._has_table(db, "_batches"):
+                return []  # no job has opened the store since there is a history
+            found = db.execute(
+                "SELECT record FROM _batches WHERE app = ? AND batch_id >= ? "
+                "ORDER BY batch_id DESC, job LIMIT ?",
+                (app, since, _MANY if limit is None else limit),
+            )
+            return [record for (record,) in found.fetchall()]
+
+        return [json.loads(record) for record in reversed(self._read(batches))]
 
     def program(self, app: str, job: str) -> StoredProgram | None:
         """Return the program that created a job's state; None before its first run."""

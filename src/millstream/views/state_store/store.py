@@ -52,6 +52,9 @@ T = TypeVar("T")
 CHANGES_KEPT = 1_000_000
 """How many changes of each view stay readable, at least."""
 
+BATCHES_KEPT = 10_000
+"""Of how many batches a job's history has a record: about 8 MB."""
+
 _SLICE_ROWS = 131_072  # bounds the memory of a large batch, and the size of one change frame
 
 
@@ -292,6 +295,7 @@ class StateStore(StateStoreReader):
         status: Mapping[str, Any],
         sinks: Mapping[str, str] | None = None,
         state: Mapping[tuple[int, int], bytes] | None = None,
+        record: Mapping[str, Any] | None = None,
     ) -> bool:
         """Commit a batch: changes of views, position, ledger, status and state, in one transaction.
 
@@ -304,6 +308,7 @@ class StateStore(StateStoreReader):
             status: What to show about the running job; replaces the last one.
             sinks: The other sinks that have a part of this batch, as identity → name.
             state: The manifests of the state that the batch changed, by stage and bucket.
+            record: What the history keeps of the batch; kept as JSON, for the last BATCHES_KEPT batches.
 
         Returns:
             True when committed now, False when this batch was committed before (nothing is done).
@@ -329,6 +334,8 @@ class StateStore(StateStoreReader):
             for change in changes:
                 self._apply(db, fence, change)
             self._add_entries(db, fence, ledger, sinks or {}, state or {})
+            if record is not None:
+                _add_record(db, fence, record)
             merged = merge_positions(fence_json(db, "position", fence.app, fence.job), position)
             given = (fence.batch_id, number, to_json(merged), to_json(status))
             db.execute(
@@ -513,6 +520,16 @@ class StateStore(StateStoreReader):
             "UPDATE _views SET seq_next = ?, app = ?, job = ? WHERE name = ?",
             (seq, fence.app, fence.job, schema.name),
         )
+
+
+def _add_record(db: Database, fence: Fence, record: Mapping[str, Any]) -> None:
+    """Add a batch to the history, and remove what is no longer kept."""
+    job = (fence.app, fence.job)
+    db.execute("INSERT INTO _batches VALUES (?, ?, ?, ?)", (*job, fence.batch_id, to_json(record)))
+    db.execute(
+        "DELETE FROM _batches WHERE app = ? AND job = ? AND batch_id <= ?",
+        (*job, fence.batch_id - BATCHES_KEPT),
+    )
 
 
 def _put_state(

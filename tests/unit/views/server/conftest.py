@@ -18,6 +18,8 @@ import polars as pl
 import pytest
 
 import millstream as ms
+from millstream.kernels.errors.dead_letters import DEAD_LETTER_SCHEMA
+from millstream.views.commit.batch_history import PhaseTimer, batch_record
 from millstream.views.commit.committer import BatchResult
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.commit.time_status import time_status
@@ -75,6 +77,15 @@ def pipeline(log):
     return app
 
 
+def _dead_letters(reasons):
+    letter = {"topic": TOPIC, "partition": 0, "step": TOPIC, "number": 0, "time": NOON}
+    rows = [
+        {**letter, "offset": offset, "reason": reason, "headers": "[]", "value": b"{}"}
+        for offset, reason in reasons.items()
+    ]
+    return pl.DataFrame(rows, schema=DEAD_LETTER_SCHEMA)
+
+
 class Ads:
     """A run of the pipeline whose batches the test makes."""
 
@@ -93,13 +104,17 @@ class Ads:
         )
         self.batch_id = self.committer.begin_run("main", "one")
         self.read = 0
+        self.timer = PhaseTimer()
 
     @property
     def state_store(self):
         return self.committer.state_store
 
-    def commit(self, *rows, spent=None, stopped=None, late=0, unread=0):
-        """Commit a batch of rates: (minute, ad, shown, clicked, cost) each."""
+    def commit(self, *rows, spent=None, stopped=None, late=0, unread=0, dead=None):
+        """Commit a batch of rates: (minute, ad, shown, clicked, cost) each.
+
+        ``dead``: offset → the reason why a record of partition 0 is a dead letter.
+        """
         minutes = [NOON + dt.timedelta(minutes=row[0]) for row in rows]
         rates = {
             "window_start": minutes,
@@ -146,8 +161,16 @@ class Ads:
                 }
             },
             late_by_us={WINDOWS: 90_000_000} if late else {},
+            state={WINDOWS: Counter(bytes=4096, rows=len(rows))},
+            worked_ms={TOPIC: 60.0, WINDOWS: 140.0},
+            dead_letters=None if dead is None else _dead_letters(dead),
         )
-        self.committer.commit(self.batch_id, result, self._status(result, events, unread))
+        progress, status = self._status(result, events, unread)
+        self.timer.begin(20.0)
+        self.timer.took_ms |= {"read": 70.0, "stages": 145.0, "collect": 5.0}
+        record = batch_record(progress, result, self.timer, self.committer.run)
+        self.timer.took_ms["commit"] = 12.0
+        self.committer.commit(self.batch_id, result, status, record=record)
         self.batch_id += 1
 
     def _frame(self, view, columns):
@@ -175,7 +198,8 @@ class Ads:
         )
         before = self.state_store.status("ads")
         time_part = time_status(before, self.plan, result, self.batch_id, at)
-        return {**progress.to_dict(), "forgotten_producers": {}, "gauges": {}, **time_part}
+        status = {**progress.to_dict(), "forgotten_producers": {}, "gauges": {}, **time_part}
+        return progress, status
 
     def close(self):
         self._open.close()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 from decimal import Decimal
+from functools import partial
 
 import pytest
 
+from millstream.cli.ui import _replay
 from millstream.errors import ConfigError
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.reader import state_store_path
@@ -41,10 +43,11 @@ def chromium():
 @pytest.fixture
 def show(ads, chromium):
     """Return a function that opens the page; nothing may fail in it, and nothing come from afar."""
-    with serve(ads.log, listen="127.0.0.1:0") as serving:
+    replay = partial(_replay, ads.log)
+    with serve(ads.log, listen="127.0.0.1:0", replay=replay) as serving:
         faults, contexts = [], []
 
-        def opened(viewport=DESK, scheme="light"):
+        def opened(viewport=DESK, scheme="light", path=""):
             context = chromium.new_context(viewport=viewport, color_scheme=scheme)
             context.set_default_timeout(WAIT_MS)
             contexts.append(context)
@@ -60,7 +63,7 @@ def show(ads, chromium):
                     faults.append(request.url) if not request.url.startswith(serving.url) else None
                 ),
             )
-            page.goto(serving.url)
+            page.goto(serving.url.rstrip("/") + path)
             return page
 
         opened.faults = faults
@@ -300,3 +303,58 @@ def test_a_view_that_was_left_out_for_a_run_says_so_above_its_rows(ads, show):
     assert "it is no longer written since" in page.locator("#view-note").inner_text()
     page.select_option("#view", "ad_ctr")
     page.wait_for_selector("#view-note", state="hidden")
+
+
+OPERATED = ("#phases", "#work", "#batches", "#partitions", "#versions")
+
+
+@pytest.mark.parametrize(
+    ("viewport", "scheme"), [(DESK, "light"), (PHONE, "dark")], ids=["desk", "phone"]
+)
+def test_the_page_for_operators_shows_what_is_slow_and_sends_dead_letters_again(
+    ads, show, viewport, scheme
+):
+    given(ads)
+    ads.commit((10, 7, 5, 1, "0.25"), dead={0: "field 'cost' is missing", 1: "no JSON"})
+    page = show(viewport, scheme, "/operate")
+    page.evaluate(
+        """() => { window.shifted = 0; new PerformanceObserver((list) => {
+            for (const one of list.getEntries()) window.shifted += one.value;
+        }).observe({ type: "layout-shift", buffered: true }); }"""
+    )
+    page.wait_for_selector("#work tbody td")
+    page.wait_for_selector("#batch-chart path.line", state="attached")
+    phases = {row[0]: row[1:] for row in table_of(page, "#phases")}
+    assert phases["stages"][0] == "145 ms"
+    work = table_of(page, "#work")
+    assert work[0][:2] == ["tumbling(1 minute) by ad_id", "70 %"]
+    assert work[0][3] == "4.0 KiB"
+    findings = page.locator("#findings").inner_text()
+    assert "The step that works longest is tumbling(1 minute) by ad_id: 70 %" in findings
+    assert "is the operators behind shuffles" in findings
+    page.locator("summary", has_text="As a table").click()
+    assert [row[0] for row in table_of(page, "#batches")] == ["2", "1", "0"]
+    assert table_of(page, "#versions")[0][0] == "live: runs"
+    # The keyboard alone: to the first dead letter, open it, and to its button.
+    letter = "#dead details[data-record='ad-events/0/0']"
+    page.locator(f"{letter} summary").focus()
+    page.keyboard.press("Enter")
+    assert "field 'cost' is missing" in page.locator(f"{letter} dl").inner_text()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#dead-notice:not([hidden])")
+    assert "may come too late" in page.locator("#dead-notice").inner_text()
+    assert "400 (Bad Request)" in show.faults.pop()
+    page.locator("#late-ok").check()
+    page.locator(f"{letter} button").click()
+    page.wait_for_function(
+        "() => document.querySelector('#dead-notice').textContent.includes('was appended')"
+    )
+    page.wait_for_function(
+        "(letter) => document.querySelector(letter + ' summary').textContent.includes('sent again')",
+        arg=letter,
+    )
+    assert page.locator(f"{letter}[open]").count() == 1  # what was open stays open
+    assert page.evaluate("document.documentElement.scrollWidth") == viewport["width"]
+    assert (brightness(page, "body", "backgroundColor") < 60) == (scheme == "dark")
+    assert page.evaluate("window.shifted") < 0.1

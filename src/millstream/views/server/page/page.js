@@ -48,6 +48,7 @@ async function choose(name) {
   byId("app").value = name;
   byId("app-name").textContent = name;
   document.title = `${name} · Millstream`;
+  byId("operate-link").href = `/operate#${encodeURIComponent(name)}`;
   panels.clear();
   byId("content").hidden = false;
   await describe();

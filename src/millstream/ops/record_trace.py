@@ -1,0 +1,386 @@
+"""What became of one record: through every step to its exits, and to the rows of views that it is in.
+
+See `record_replay.py` for how that is computed. Of what is held, event time is moved on in the copy, to see which rows
+it would come out in; these are then looked up in the views as they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from millstream.durations import format_us
+from millstream.errors import ConfigError
+from millstream.kernels.routing import LEDGER_EXITS
+from millstream.ops.record_replay import (
+    PlanOverLog,
+    RecordReplay,
+    deleted_keys,
+    output_rows,
+)
+from millstream.views.commit.committer import BatchResult
+from millstream.views.query import Query
+from millstream.views.state_store.store import StateStore
+from millstream.views.store_location import open_state_store
+
+if TYPE_CHECKING:
+    from millstream.pipeline.app import App
+
+RecordId = tuple[str, int, int]
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """What a step did with the rows of one record. ``exits`` has the counts that are not 0."""
+
+    step: str
+    read: int
+    rows_out: int
+    exits: Mapping[str, int]
+    late_by_us: int = 0
+    reason: str = ""  # of a dead letter
+
+    def sentence(self) -> str:
+        """Return what the step did, in words."""
+        read = "1 row" if self.read == 1 else f"{self.read:,} rows"
+        parts = [f"{name} {count:,}" for name, count in self.exits.items()]
+        said = f"{self.step}: read {read}: {', '.join(parts) or 'none left'}"
+        if self.rows_out and self.rows_out != self.exits.get("emitted"):
+            said += f"; passed on {self.rows_out:,}"
+        if self.late_by_us:
+            said += f"; it missed by {format_us(self.late_by_us)}"
+        return f"{said}; {self.reason}" if self.reason else said
+
+
+@dataclass(frozen=True)
+class RowTrace:
+    """A row of an output that a record is in.
+
+    ``at_once``: it came out in the record's batch; otherwise when its window closes, its partner comes, or its time has
+    come. ``now``: of a view, the row as it is; None if it is not there.
+    """
+
+    output: str
+    key: Mapping[str, Any]
+    at_once: bool
+    now: Mapping[str, Any] | None
+
+    def sentence(self) -> str:
+        """Return where the row is, in words."""
+        key = ", ".join(f"{name}={_shown(value)}" for name, value in self.key.items())
+        came = "gave" if self.at_once else "is held for"
+        if self.now is not None:
+            rest = {name: value for name, value in self.now.items() if name not in self.key}
+            values = ", ".join(f"{name}={_shown(value)}" for name, value in rest.items())
+            return f"{self.output}: the record {came} the row {key}, which is there now: {values}"
+        absent = (
+            "which is not there any more: later records have taken it back"
+            if self.at_once
+            else "which is not there yet, or was taken back"
+        )
+        return f"{self.output}: the record {came} the row {key}, {absent}"
+
+
+@dataclass(frozen=True)
+class RecordTrace:
+    """What became of a record. ``outcome`` is one word for it, see :func:`trace_record`."""
+
+    record: str
+    outcome: str
+    batch_id: int | None = None
+    steps: tuple[StepTrace, ...] = ()
+    rows: tuple[RowTrace, ...] = ()
+    notes: tuple[str, ...] = ()
+    dead: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What became of it, in words; the first is the sum."""
+        batch = "" if self.batch_id is None else f" It was read in batch {self.batch_id}."
+        first = f"{self.record}: {self.outcome}.{batch}"
+        steps = [step.sentence() for step in self.steps]
+        rows = [row.sentence() for row in self.rows[:_SHOWN]]
+        if len(self.rows) > _SHOWN:
+            rows.append(f"… and {len(self.rows) - _SHOWN:,} further rows")
+        return (first, *steps, *rows, *self.notes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {
+            "record": self.record,
+            "outcome": self.outcome,
+            "batch_id": self.batch_id,
+            "steps": [
+                {
+                    "step": step.step,
+                    "read": step.read,
+                    "rows_out": step.rows_out,
+                    **step.exits,
+                    "late_by_us": step.late_by_us,
+                    "reason": step.reason,
+                }
+                for step in self.steps
+            ],
+            "rows": [
+                {
+                    "output": row.output,
+                    "key": _plain(row.key),
+                    "at_once": row.at_once,
+                    "now": None if row.now is None else _plain(row.now),
+                }
+                for row in self.rows
+            ],
+            "notes": list(self.notes),
+        }
+
+
+def trace_record(app: App, record: RecordId) -> RecordTrace:
+    """Follow one record of the log through the app as it is declared.
+
+    The outcome is ``no longer in the log``, ``not in the log yet``, ``no record`` (its offset has none), ``unread``,
+    ``late``, ``dead``, ``filtered``, ``duplicate`` (where it ended, if nothing of it went further), ``held`` (it waits in
+    a step), or ``in the outputs``.
+
+    Raises:
+        ConfigError: the app does not read the topic, has not run, or a step cannot be computed again.
+    """
+    with open_state_store(app.state_store, readonly=True) as store:
+        over = PlanOverLog.of(app, store)
+        name = "/".join(map(str, record))
+        missing = _not_processed(app, over, store, record)
+        if missing is not None:
+            return RecordTrace(name, *missing)
+        batch_id, before = _before(over, store, record)
+        return _traced(over, store, record, batch_id, before)
+
+
+def _not_processed(
+    app: App, over: PlanOverLog, store: StateStore, record: RecordId
+) -> tuple[str, None, tuple[()], tuple[()], tuple[str, ...]] | None:
+    """Return why a record was not processed: the outcome, and notes; None if it was."""
+    topic, partition, offset = record
+    if topic not in over.starts or not 0 <= partition < len(over.starts[topic]):
+        topics = ", ".join(f"{t} ({len(p)} partitions)" for t, p in over.starts.items())
+        raise ConfigError(
+            f"{app.name} reads no {topic}/{partition}. It reads {topics}. Correct the record."
+        )
+    start, end = over.reader.offsets(topic)[partition]
+    if offset < start:
+        gone = f"The log holds {topic}/{partition} from offset {start:,} on; its retention, or a command, removed it."
+        return "no longer in the log", None, (), (), (gone,)
+    if offset >= end:
+        ends = f"{topic}/{partition} ends at offset {end:,}: no record has this offset yet."
+        return "not in the log yet", None, (), (), (ends,)
+    if not sum(batch.num_rows for batch in over.reader.read(topic, partition, offset, offset + 1)):
+        none = "Its offset has no record: a marker of a transaction, or a record that was aborted or compacted away."
+        return "no record", None, (), (), (none,)
+    read = over.position(store.position(app.name))[topic][partition]
+    if offset >= read:
+        waits = f"{app.name} has read {topic}/{partition} up to offset {read:,}: {offset - read:,} records are before it."
+        return "unread", None, (), (), (waits,)
+    return None
+
+
+def _before(
+    over: PlanOverLog, store: StateStore, record: RecordId
+) -> tuple[int | None, dict[str, list[int]]]:
+    """Return the batch that read a record, and what had been read before it at its place in that batch.
+
+    Where the history no longer has the batch: None, and of other partitions what had arrived before the record.
+    """
+    topic, partition, offset = record
+    begin, end, batch_id = dict[tuple[str, int], int](), dict[tuple[str, int], int](), None
+    history = store.batches(over.plan.app)
+    complete = bool(history) and history[0]["batch_id"] == 0
+    for batch in history:
+        ends = {
+            (name, int(number)): next_offset
+            for name, partitions in batch["ends"].items()
+            for number, next_offset in partitions.items()
+        }
+        if ends.get((topic, partition), 0) > offset:
+            batch_id, end = batch["batch_id"], {**begin, **ends}
+            break
+        begin |= ends
+    known = batch_id is not None and complete
+    order = (topic, partition)
+    stamp_ms = 0 if known else _arrived_ms(over, record)
+    before = {}
+    for name, starts in over.starts.items():
+        before[name] = list(starts)
+        for number, start in enumerate(starts):
+            at = (name, number)
+            read = (end if at < order else begin).get(at, start)
+            if not known:
+                read = over.reader.offset_for_time(name, number, stamp_ms)
+            before[name][number] = max(start, offset if at == order else read)
+    return batch_id, before
+
+
+def _arrived_ms(over: PlanOverLog, record: RecordId) -> int:
+    topic, partition, offset = record
+    for batch in over.reader.read(topic, partition, offset, offset + 1, columns=("timestamp",)):
+        return int(batch.column(0)[0].value)
+    return 0
+
+
+def _traced(
+    over: PlanOverLog,
+    store: StateStore,
+    record: RecordId,
+    batch_id: int | None,
+    before: dict[str, list[int]],
+) -> RecordTrace:
+    topic, partition, offset = record
+    until = over.position(store.position(over.plan.app))
+    replay = RecordReplay.begin(over, until)
+    for _ in replay.advance(before):
+        pass
+    ends = {**before, topic: list(before[topic])}
+    ends[topic][partition] = offset + 1
+    without = replay.copy()
+    with_it = replay.process(replay.read(ends))
+    alone = without.process(without.read(ends, [over.order(*record)], all_others=True))
+    steps = tuple(_steps(over, with_it, alone))
+    rows = list(_rows(over, store, with_it, alone, at_once=True))
+    later = _rows(over, store, replay.close_windows(), without.close_windows(), at_once=False)
+    rows += [row for row in later if not _among(row, rows)]
+    return RecordTrace(
+        "/".join(map(str, record)),
+        _outcome(steps, rows),
+        batch_id,
+        steps,
+        tuple(rows),
+        tuple(_notes(over, store, steps, batch_id)),
+    )
+
+
+def _among(row: RowTrace, rows: Sequence[RowTrace]) -> bool:
+    return any(row.output == one.output and row.key == one.key for one in rows)
+
+
+def _steps(over: PlanOverLog, with_it: BatchResult, without: BatchResult) -> Iterator[StepTrace]:
+    """Yield what the steps did with the record, in their order."""
+    sources = {source.name for source in over.plan.sources}
+    reasons = _dead_reasons(with_it, without)
+    for step in over.plan.steps:
+        counts = Counter(with_it.step_counts.get(step, Counter()))
+        if step not in sources:  # at a source both have read it
+            counts.subtract(without.step_counts.get(step, Counter()))
+        if not counts["read"] and not counts["rows_out"]:
+            continue
+        yield StepTrace(
+            step,
+            counts["read"],
+            counts["rows_out"],
+            {name: counts[name] for name in LEDGER_EXITS if counts[name]},
+            with_it.late_by_us.get(step, 0) if counts["late"] else 0,
+            reasons.get(step, "") if counts["dead"] else "",
+        )
+
+
+def _dead_reasons(with_it: BatchResult, without: BatchResult) -> dict[str, str]:
+    """Return the reasons of the dead letters, by step. A source that fails on the record has it in both."""
+    found: dict[str, str] = {}
+    for result in (without, with_it):
+        if result.dead_letters is not None:
+            rows = result.dead_letters.select("step", "reason").iter_rows()
+            found |= {step: reason for step, reason in rows if step is not None}
+    return found
+
+
+def _rows(
+    over: PlanOverLog,
+    store: StateStore,
+    with_it: BatchResult,
+    without: BatchResult,
+    *,
+    at_once: bool,
+) -> Iterator[RowTrace]:
+    """Yield the rows of outputs that are there, or are others, because of the record."""
+    views = {schema.name: schema for schema in store.views()}
+    for sink in over.plan.sinks:
+        name = sink.name
+        keys: dict[str, dict[str, Any]] = {}
+        for found in (output_rows, deleted_keys):
+            mine = found(over.plan, with_it).get(name, [])
+            others = Counter(repr(row) for row in found(over.plan, without).get(name, []))
+            for row in mine:
+                if others[repr(row)]:
+                    others[repr(row)] -= 1
+                    continue
+                key = {column: row[column] for column in sink.key} if sink.key else dict(row)
+                keys.setdefault(repr(key), key)
+        for key in keys.values():
+            now = None
+            if name in views and sink.key:
+                there = store.select(name, Query(where=key)).rows
+                now = there.row(0, named=True) if there.height else None
+            yield RowTrace(name, key, at_once, now)
+
+
+def _outcome(steps: Sequence[StepTrace], rows: Sequence[RowTrace]) -> str:
+    """Return one word for what became of a record: of several exits, the furthest that it came."""
+    if any(row.at_once for row in rows):
+        return "in the outputs"
+    if any(row.now is not None for row in rows):
+        return "in the outputs"
+    exits = Counter[str]()
+    for step in steps:
+        exits.update(step.exits)
+    for name in ("held", "late", "duplicate", "dead", "filtered"):
+        if exits[name]:
+            return name
+    return "in the outputs"
+
+
+def _notes(
+    over: PlanOverLog,
+    store: StateStore,
+    steps: Sequence[StepTrace],
+    batch_id: int | None,
+) -> Iterator[str]:
+    """Yield what qualifies the answer."""
+    times = store.status(over.plan.app).get("time", {})
+    for step in steps:
+        if step.exits.get("held") and step.step in times:
+            watermark_us = times[step.step]["watermark_us"]
+            yield f"The watermark of {step.step} is now at {_time(watermark_us)} (millstream why open)."
+    gone = sum(sum(starts) for starts in over.starts.values())
+    if gone:
+        yield (
+            f"The log no longer holds the first {gone:,} records: what they left in joins, tables and deduplication "
+            "is not known here."
+        )
+    several = sum(len(starts) for starts in over.starts.values()) > 1
+    if several and any(source.rule.idle_ms is not None for source in over.plan.sources):
+        yield "Partitions that were idle for a time may have let the job's watermark go on, which is not repeated here."
+    if several and batch_id is None:
+        yield (
+            "The history no longer has its batch: of other partitions, what had arrived before the record counts as "
+            "read before it."
+        )
+
+
+def _time(at_us: int) -> str:
+    try:
+        return datetime.fromtimestamp(at_us / 1_000_000, UTC).isoformat(sep=" ", timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return "no time yet"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ").replace("+00:00", "Z")
+    return str(value)
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value if isinstance(value, (int, float, str, bool, type(None))) else _shown(value)
+        for name, value in values.items()
+    }

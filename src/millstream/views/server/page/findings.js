@@ -1,0 +1,45 @@
+// What is slow and why, in sentences.
+
+import { count, duration, measured } from "./format.js";
+
+const PHASES = {
+  plan: "planning and waiting for Spark",
+  read: "reading, decoding and the steps before the first shuffle",
+  stages: "the operators behind shuffles",
+  outputs: "writing large outputs",
+  collect: "collecting results",
+  commit: "the commit to the sinks",
+};
+
+const percent = (part, whole) => `${Math.round((part / whole) * 100)} %`;
+
+export function findings(status, load) {
+  const out = [];
+  if (status.failure) out.push(`It has failed: ${status.failure.kind}. ${status.failure.reason} ${status.failure.advice}`);
+  else if (!status.running) out.push("It does not run.");
+  out.push(status.unread ? `${count(status.unread)} records are unread.` : "It has read all there is.");
+  if (load.arriving_per_s !== null) {
+    const rate = (value) => measured(Math.round(value));
+    out.push(`${rate(load.arriving_per_s)} records a second arrive, and it reads ${rate(load.read_per_s)}; it is at work ${percent(load.busy, 1)} of the time.`);
+    if (status.unread && status.running) out.push(catchUp(status, load));
+  }
+  const most = (entries) => entries.reduce((best, one) => (one[1] > best[1] ? one : best), ["", 0]);
+  const sum = (entries) => entries.reduce((total, one) => total + one[1], 0);
+  const phases = Object.entries(load.phases_ms);
+  if (sum(phases)) {
+    const [phase, ms] = most(phases);
+    out.push(`Of the time of a batch, ${percent(ms, sum(phases))} is ${PHASES[phase]}.`);
+  }
+  const steps = load.steps.map((step) => [step.step, step.worked_ms]);
+  if (sum(steps)) {
+    const [step, ms] = most(steps);
+    out.push(`The step that works longest is ${step}: ${percent(ms, sum(steps))} of the work of all steps.`);
+  }
+  return out;
+}
+
+function catchUp(status, load) {
+  const spare = load.capacity_per_s - load.arriving_per_s;
+  if (spare > 0) return `At this rate it catches up in ${duration(status.unread / spare)}.`;
+  return "At this rate it never catches up: more arrives than it can process. Give it more cores or partitions (millstream rescale), or make the slowest step cheaper.";
+}
