@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from millstream.kernels.patterns import matcher, programs
-from millstream.kernels.patterns.tables import Rows, Tables, Work
+from millstream.kernels.patterns.tables import MatcherRows, Tables, Work
 
 COMPILED_ROWS_MIN = 50_000  # of one batch and bucket; in Python they take as long as loading
 
@@ -26,7 +26,7 @@ _loading = threading.Lock()
 
 def match_keys(
     tables: Tables,
-    rows: Rows,
+    rows: MatcherRows,
     work: Work,
     until_us: int,
 ) -> None:

@@ -56,14 +56,14 @@ from millstream.kernels.patterns.tables import (
     SUM,
     VALUES,
     Bytes,
+    MatcherRows,
     Places,
-    Rows,
     Tables,
     Work,
 )
 
 
-def match_keys(tables: Tables, rows: Rows, work: Work, until_us: int) -> None:
+def match_keys(tables: Tables, rows: MatcherRows, work: Work, until_us: int) -> None:
     """Run the automaton over all keys. ``until_us``: no row of this time or before it follows."""
     for key in range(len(rows.new_from)):
         _load(tables, rows, work, key)
@@ -77,7 +77,7 @@ def match_keys(tables: Tables, rows: Rows, work: Work, until_us: int) -> None:
             work.entries[work.live[number], LIVE] = 1
 
 
-def _load(tables: Tables, rows: Rows, work: Work, key: int) -> None:
+def _load(tables: Tables, rows: MatcherRows, work: Work, key: int) -> None:
     """Take up the partial matches of a key, of which state has parents, rows, states and what is left to them."""
     entries, numbers = work.entries, work.numbers
     numbers[LIVES] = numbers[HELD] = 0
@@ -97,7 +97,7 @@ def _load(tables: Tables, rows: Rows, work: Work, key: int) -> None:
             numbers[OLDEST] = min(numbers[OLDEST], began_us(rows, work, entry))
 
 
-def began_us(rows: Rows, work: Work, entry: int) -> int:
+def began_us(rows: MatcherRows, work: Work, entry: int) -> int:
     """Return the time of the first row that an entry has."""
     time_us: int = rows.time_us[work.entries[work.entries[entry, ROOT], ROW]]
     return time_us
@@ -106,7 +106,7 @@ def began_us(rows: Rows, work: Work, entry: int) -> int:
 # ── 1. time ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _expire(tables: Tables, rows: Rows, work: Work, until_us: int) -> None:
+def _expire(tables: Tables, rows: MatcherRows, work: Work, until_us: int) -> None:
     """End the partial matches whose time is over when ``until_us`` has passed."""
     numbers = work.numbers
     if tables.within_us < 0:
@@ -132,7 +132,7 @@ def _waits_for_end(tables: Tables, work: Work, entry: int) -> bool:
     return False
 
 
-def _leave_out_ended(rows: Rows, work: Work) -> None:
+def _leave_out_ended(rows: MatcherRows, work: Work) -> None:
     """Leave the entries without a transition out of those that live."""
     entries, live, numbers = work.entries, work.live, work.numbers
     kept = 0
@@ -149,7 +149,7 @@ def _leave_out_ended(rows: Rows, work: Work) -> None:
 # ── 2. a row ────────────────────────────────────────────────────────────────────────────────
 
 
-def _take_row(tables: Tables, rows: Rows, work: Work, row: int) -> None:
+def _take_row(tables: Tables, rows: MatcherRows, work: Work, row: int) -> None:
     entries, live, numbers = work.entries, work.live, work.numbers
     count, born_from = numbers[LIVES], numbers[ENTRIES]
     asked = 0
@@ -179,7 +179,7 @@ def _take_row(tables: Tables, rows: Rows, work: Work, row: int) -> None:
     _decide(tables, rows, work, rows.time_us[row], row)
 
 
-def _advance(tables: Tables, rows: Rows, work: Work, entry: int, row: int) -> int:
+def _advance(tables: Tables, rows: MatcherRows, work: Work, entry: int, row: int) -> int:
     """Let an entry take a row by each transition that there is; return the mask of those that are left."""
     state, mask = work.entries[entry, STATE], work.entries[entry, MASK]
     first, end = tables.transitions_of[state], tables.transitions_of[state + 1]
@@ -204,7 +204,7 @@ def _advance(tables: Tables, rows: Rows, work: Work, entry: int, row: int) -> in
     return left & ~_take(tables, rows, work, entry, row, takes)
 
 
-def _take(tables: Tables, rows: Rows, work: Work, entry: int, row: int, takes: int) -> int:
+def _take(tables: Tables, rows: MatcherRows, work: Work, entry: int, row: int, takes: int) -> int:
     """Add what takes the row, but what another transition goes before; return the mask of these."""
     state = work.entries[entry, STATE]
     first, end = tables.transitions_of[state], tables.transitions_of[state + 1]
@@ -221,7 +221,7 @@ def _take(tables: Tables, rows: Rows, work: Work, entry: int, row: int, takes: i
 
 
 def _is_broken(
-    tables: Tables, rows: Rows, work: Work, transition: int, entry: int, row: int
+    tables: Tables, rows: MatcherRows, work: Work, transition: int, entry: int, row: int
 ) -> bool:
     for absence in range(tables.absences_of[transition], tables.absences_of[transition + 1]):
         if tables.absence_next_only[absence] and not work.entries[entry, FRESH]:
@@ -231,18 +231,20 @@ def _is_broken(
     return False
 
 
-def _is_over(tables: Tables, rows: Rows, work: Work, state: int, entry: int, row: int) -> bool:
+def _is_over(
+    tables: Tables, rows: MatcherRows, work: Work, state: int, entry: int, row: int
+) -> bool:
     until = tables.until[state]
     return bool(until >= 0) and is_true(tables, rows, work, until, entry, row)
 
 
-def _fits(tables: Tables, rows: Rows, work: Work, state: int, entry: int, row: int) -> bool:
+def _fits(tables: Tables, rows: MatcherRows, work: Work, state: int, entry: int, row: int) -> bool:
     if not is_true(tables, rows, work, tables.condition[state], entry, row):
         return False
     return not _is_over(tables, rows, work, state, entry, row)
 
 
-def _add(tables: Tables, rows: Rows, work: Work, parent: int, row: int, state: int) -> None:
+def _add(tables: Tables, rows: MatcherRows, work: Work, parent: int, row: int, state: int) -> None:
     """Add the entry of a partial match that takes a row, with what is known of its rows."""
     entries, numbers = work.entries, work.numbers
     entry = numbers[ENTRIES]
@@ -271,7 +273,7 @@ def _add(tables: Tables, rows: Rows, work: Work, parent: int, row: int, state: i
         _complete(tables, work, entry, BY_ROW, rows.time_us[row], row)
 
 
-def fill_registers(tables: Tables, rows: Rows, work: Work, entry: int) -> None:
+def fill_registers(tables: Tables, rows: MatcherRows, work: Work, entry: int) -> None:
     """Work out the aggregates of an entry's rows from those of the entry before it."""
     parent, row = work.entries[entry, PARENT], work.entries[entry, ROW]
     state = work.entries[entry, STATE]
@@ -300,7 +302,7 @@ def _is_first(work: Work, parent: int, state: int) -> bool:
 
 def _fold(
     tables: Tables,
-    rows: Rows,
+    rows: MatcherRows,
     work: Work,
     entry: int,
     register: int,
@@ -349,7 +351,7 @@ def _emit(work: Work, entry: int, time_us: int, row: int) -> None:
     work.numbers[MATCHES] = number + 1
 
 
-def _decide(tables: Tables, rows: Rows, work: Work, time_us: int, row: int) -> None:
+def _decide(tables: Tables, rows: MatcherRows, work: Work, time_us: int, row: int) -> None:
     """Let the matches count that nothing can go before any more, and end what they skip."""
     entries, numbers = work.entries, work.numbers
     while numbers[HELD]:
@@ -411,7 +413,7 @@ def _skipped(tables: Tables, work: Work, match: int) -> tuple[int, int]:
     return began, until
 
 
-def _skip(rows: Rows, work: Work, first: int, until: int) -> None:
+def _skip(rows: MatcherRows, work: Work, first: int, until: int) -> None:
     """End matches and partial matches that are skipped, and leave out the match that has counted."""
     entries, numbers = work.entries, work.numbers
     kept = 0

@@ -299,7 +299,7 @@ class _PatternBatch:
                 )
             room = min(4 * room, ENTRIES_MAX)
 
-    def _rows_of(self, batch: KeyedBatch) -> m.Rows:
+    def _rows_of(self, batch: KeyedBatch) -> m.MatcherRows:
         compiled, rows = self.operator.compiled, batch.rows
         every = np.ones(rows.height, np.uint8)
         gates = np.array(
@@ -309,7 +309,7 @@ class _PatternBatch:
             ]
         )
         values = _value_arrays(compiled, rows)
-        return m.Rows(
+        return m.MatcherRows(
             rows[TIME].to_numpy(),
             gates,
             gates.max(axis=0, initial=0),

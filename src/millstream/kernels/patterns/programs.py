@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from millstream.kernels.patterns.tables import Rows, Tables, Work
+from millstream.kernels.patterns.tables import MatcherRows, Tables, Work
 
 # Operations of conditions. Numbers are whole (I) or floating (F).
 (
@@ -45,7 +45,9 @@ from millstream.kernels.patterns.tables import Rows, Tables, Work
 ) = range(31)
 
 
-def is_true(tables: Tables, rows: Rows, work: Work, condition: int, entry: int, row: int) -> bool:
+def is_true(
+    tables: Tables, rows: MatcherRows, work: Work, condition: int, entry: int, row: int
+) -> bool:
     """Return whether a condition holds: null is false."""
     if not rows.gates[condition, row]:
         return False
@@ -69,7 +71,7 @@ def is_true(tables: Tables, rows: Rows, work: Work, condition: int, entry: int, 
 
 
 def _load_value(
-    rows: Rows, work: Work, top: int, operation: int, argument: int, entry: int, row: int
+    rows: MatcherRows, work: Work, top: int, operation: int, argument: int, entry: int, row: int
 ) -> None:
     if operation <= ROW_F:
         work.stack_whole[top] = rows.whole[argument, row]

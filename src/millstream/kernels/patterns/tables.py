@@ -60,7 +60,7 @@ class Tables(NamedTuple):
     skip_state: int
 
 
-class Rows(NamedTuple):
+class MatcherRows(NamedTuple):
     """Rows by key; of each key first those that partial matches have, then new ones, in their order."""
 
     time_us: Int64s
