@@ -168,18 +168,19 @@ def peer(folder: Path, options: argparse.Namespace, master: str, cores: int) -> 
     spark = plain_spark(cores, master=master, settings=settings)
     files = folder / "files"
     files.mkdir()
-    events = spark.readStream.schema("at timestamp, k long").json(str(files))
+    events = spark.readStream.schema("at timestamp, k long").json(str(files / "*"))
     keyed = events.withWatermark("at", "0 seconds").groupBy(F.window("at", "1000 days"), "k")
     query = start(keyed.count(), "s3a://bucket/peer", "update")
     number = iter(range(1_000_000))
 
     def send(keys: np.ndarray) -> None:
-        """Give a file to each core: Spark reads a file of lines by one task, if it is small."""
-        for part in np.array_split(keys, cores):
-            name = f"{next(number):06}.json"
-            made = lines(part).to_frame()
-            made.write_csv(folder / name, include_header=False, quote_style="never")
-            (folder / name).rename(files / name)
+        """Give a file to each executor, all at once: a small file of lines is read by one task."""
+        made = folder / f"{next(number):06}"
+        made.mkdir()
+        for core, part in enumerate(np.array_split(keys, cores)):
+            to = made / f"{core}.json"
+            lines(part).to_frame().write_csv(to, include_header=False, quote_style="never")
+        made.rename(files / made.name)
 
     return list(measured(Feeder(query, send), options, dict))
 

@@ -41,6 +41,7 @@ _MODULES: dict[str, str] = {
         "millstream.pipeline.debezium": "Debezium debezium",
         "millstream.pipeline.dedup": "bloom",
         "millstream.pipeline.device_clock": "device_time",
+        "millstream.pipeline.sequences": "PatternSequence either matched sequence",
         "millstream.pipeline.stream": "Stream Windowed",
         "millstream.pipeline.table": "Grouped Table",
         "millstream.pipeline.topic": "Topic",
@@ -104,6 +105,10 @@ if TYPE_CHECKING:
     from millstream.pipeline.debezium import debezium as debezium
     from millstream.pipeline.dedup import bloom as bloom
     from millstream.pipeline.device_clock import device_time as device_time
+    from millstream.pipeline.sequences import PatternSequence as PatternSequence
+    from millstream.pipeline.sequences import either as either
+    from millstream.pipeline.sequences import matched as matched
+    from millstream.pipeline.sequences import sequence as sequence
     from millstream.pipeline.stream import Stream as Stream
     from millstream.pipeline.stream import Windowed as Windowed
     from millstream.pipeline.table import Grouped as Grouped

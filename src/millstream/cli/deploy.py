@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from millstream.cli.plan import edited_app, edited_app_options, print_plan
+from millstream.cli.plan import edited_app, edited_app_options, kept_sentence, print_plan
 from millstream.cli.stop import stop_app
 from millstream.cli.tables import json_option, pluralize, print_json
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 OnBatch = Callable[["LocalProgress"], None]
 EXIT_NOT_SWITCHED = 3
+KEEP = "7 days"  # that of ops/deploy.py, which is imported when it is called
 
 records_per_second_option = click.option(
     "--records-per-second",
@@ -30,15 +31,26 @@ records_per_second_option = click.option(
 )
 
 
-@click.command()
-@edited_app_options
-@click.option(
+stop_option = click.option(
     "--stop", is_flag=True, help="Stop the app, if it runs, once the new state is nearly there."
 )
-@click.option(
+timeout_option = click.option(
     "--timeout", default="1 minute", show_default=True, help="With --stop: how long to wait for it."
 )
+keep_option = click.option(
+    "--keep",
+    default=KEEP,
+    show_default=True,
+    help="How long to keep the version that is there now, for millstream rollback.",
+)
+
+
+@click.command()
+@edited_app_options
+@stop_option
+@timeout_option
 @records_per_second_option
+@keep_option
 @click.option(
     "--gone-ok",
     is_flag=True,
@@ -56,6 +68,7 @@ def deploy(
     stop: bool,
     timeout: str,
     records_per_second: int | None,
+    keep: str,
     gone_ok: bool,
     as_json: bool,
 ) -> None:
@@ -78,31 +91,49 @@ def deploy(
 
     app = edited_app(file, name, address)
 
-    def attempt() -> DeployResult:
-        with shown_batches(as_json=as_json, records_per_second=records_per_second) as on_batch:
-            return work(app, on_batch, same_expressions=same_expressions, gone_ok=gone_ok)
+    def attempt(on_batch: OnBatch) -> DeployResult:
+        return work(app, on_batch, same_expressions=same_expressions, gone_ok=gone_ok, keep=keep)
 
-    done = attempt()
-    if stop and not done.switched:
-        stop_app(app.name, app.folder, timeout)
-        done = attempt()  # reads what the app has read since
-    _report(app, done, as_json=as_json)
+    stopped = timeout if stop else None
+    done = complete(app, attempt, stopped, as_json=as_json, records_per_second=records_per_second)
     context.exit(0 if done.switched else EXIT_NOT_SWITCHED)
+
+
+def complete(
+    app: App,
+    attempt: Callable[[OnBatch], DeployResult],
+    timeout: str | None,
+    *,
+    as_json: bool,
+    records_per_second: int | None,
+) -> DeployResult:
+    """Deploy, and print what that did. With a ``timeout`` stop the app if it runs, and deploy what it has read since."""
+    with shown_batches(as_json=as_json, records_per_second=records_per_second) as on_batch:
+        done = attempt(on_batch)
+    if timeout is not None and not done.switched:
+        stop_app(app.name, app.folder, timeout)
+        with shown_batches(as_json=as_json, records_per_second=records_per_second) as on_batch:
+            done = attempt(on_batch)
+    _report(app, done, as_json=as_json)
+    return done
 
 
 def _report(app: App, done: DeployResult, *, as_json: bool) -> None:
     if as_json:
-        values = {"records": done.records, "switched": done.switched, "plan": done.plan.to_dict()}
-        print_json({"app": app.name, **values})
+        until = None if done.kept_until is None else done.kept_until.isoformat()
+        values = {"records": done.records, "switched": done.switched, "kept_until": until}
+        print_json({"app": app.name, **values, "plan": done.plan.to_dict()})
         return
     print_plan(done.plan, advice=False)
     read = f"read {pluralize(done.records, 'record')}"
     if done.switched:
         click.echo(f"{app.name} is deployed ({read}). Its next run goes on with it.")
+        if done.kept_until is not None:
+            click.echo(kept_sentence(done.kept_until))
     else:
         click.echo(
             f"The new state of {app.name} is computed ({read}), and the app runs. Stop it (millstream stop "
-            f"{app.name}) and deploy again, which reads what it has read since; or use --stop."
+            f"{app.name}) and do this again, which reads what it has read since; or use --stop."
         )
 
 

@@ -39,6 +39,8 @@ COMMANDS = {
     "plan": "Show what the app in FILE, as it is now, would do to the state that it has.",
     "compare": "Compare the views that the edited app in FILE rebuilds with those that there are.",
     "deploy": "Put the app in FILE, as it is now, in the place of what has run.",
+    "rollback": "Put the version before the last deployment back: FILE as it was then.",
+    "capture-incident": "Pack the batch on which the app in FILE failed into a folder that is a failing test.",
     "stop": "Stop the running APP, as Ctrl-C in its terminal would: after the current batch.",
     "rescale": "Divide the state of APP into more or fewer buckets or partitions.",
     "reset": "Remove all that APP has made, so that its next run starts over from the log.",
@@ -69,8 +71,9 @@ class LazyGroup(click.Group):
             if near := did_you_mean(cmd_name, COMMANDS):
                 ctx.fail(f"No such command {cmd_name!r}.{near}")
             return None
-        command = getattr(import_module(f"millstream.cli.{cmd_name}"), cmd_name)
-        assert isinstance(command, click.Command), f"millstream.cli.{cmd_name}.{cmd_name}"
+        name = cmd_name.replace("-", "_")
+        command = getattr(import_module(f"millstream.cli.{name}"), name)
+        assert isinstance(command, click.Command), f"millstream.cli.{name}.{name}"
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +106,16 @@ def print_plan(plan: ChangePlan, *, advice: bool = True) -> None:
         click.echo(f"{click.style('refuses', fg='red')}   the app: {refusal}")
     for sentence in _sentences(plan) if advice else ():
         click.echo(sentence)
+    if advice and plan.kept_until is not None:
+        click.echo(kept_sentence(plan.kept_until))
+
+
+def kept_sentence(until: datetime) -> str:
+    """Say how long the version before the last deployment is kept."""
+    return (
+        f"The version before the last deployment is kept until {until:%Y-%m-%d %H:%M} UTC: millstream rollback goes back "
+        "to it."
+    )
 
 
 def _print_part(part: PartChange) -> None:

@@ -28,7 +28,7 @@ from operator import attrgetter, itemgetter, methodcaller
 from pathlib import PurePath
 from re import Pattern
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -300,7 +300,17 @@ def _type_name(annotation: Any) -> str:
 
 
 def validators(model: Any) -> Iterator[Any]:
-    """Return the functions by which a pydantic model validates and changes values, and their names."""
+    """Yield the functions by which a pydantic model validates and changes values, with their names.
+
+    Those of models that its fields are made of come after its own.
+    """
+    yield from _own_validators(model)
+    seen = {model}
+    for info in _fields(model):
+        yield from _nested_validators(info.annotation, seen)
+
+
+def _own_validators(model: Any) -> Iterator[Any]:
     decorators = getattr(model, "__pydantic_decorators__", None)
     for kind in ("field_validators", "model_validators", "root_validators", "validators"):
         for name, decorator in sorted(getattr(decorators, kind, {}).items()):
@@ -309,6 +319,26 @@ def validators(model: Any) -> Iterator[Any]:
         for rule in info.metadata:
             if hasattr(rule, "func"):
                 yield type(rule).__name__, name, rule.func
+
+
+def _nested_validators(annotation: Any, seen: set[Any]) -> Iterator[Any]:
+    """Yield the validators in an annotation: of each model in it once, and of what is annotated within lists and such."""
+    if isinstance(annotation, type) and hasattr(annotation, "__pydantic_fields__"):
+        if annotation not in seen:
+            seen.add(annotation)
+            yield from ((annotation.__qualname__, *rule) for rule in _own_validators(annotation))
+            for info in _fields(annotation):
+                yield from _nested_validators(info.annotation, seen)
+        return
+    for part in get_args(annotation):
+        if hasattr(part, "func"):
+            yield type(part).__name__, part.func
+        yield from _nested_validators(part, seen)
+
+
+def _fields(model: Any) -> list[Any]:
+    """Return the fields of a model in the order of their names."""
+    return [info for _, info in sorted(getattr(model, "__pydantic_fields__", {}).items())]
 
 
 def _content(cell: Any) -> Any:

@@ -9,14 +9,14 @@
    that keep their state keep it; topics, datasets and functions go on.
 
 What the app was then is kept in ``previous/`` (`ops/previous_version.py`), so that going back reads only what came
-since. ``next/`` is removed after that; a crash before leaves it, and the next deployment removes it.
+since (`ops/rollback.py`). ``next/`` is removed after that; a crash before leaves it, and the next deployment removes it.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ import polars as pl
 
 from millstream.client.open import open_reader
 from millstream.client.reader import Reader
+from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
 from millstream.kernels.adopted_state import StatePart, combine_state
 from millstream.kernels.definition import canonical_text
@@ -38,6 +39,7 @@ from millstream.ops.previous_version import (
     has_read_past,
     keep_previous,
     link_runs,
+    program_digest,
 )
 from millstream.pipeline.compiler import compile_plan
 from millstream.pipeline.graph import Output
@@ -58,6 +60,13 @@ from millstream.views.runs.control_files import (
     hold_deployment,
     hold_run_lock,
 )
+from millstream.views.runs.version_folders import (
+    NEXT_FOLDER,
+    drop_expired,
+    kept_until,
+    remove_version,
+    settle_previous,
+)
 from millstream.views.schema import JOB
 from millstream.views.sink import RunStart
 from millstream.views.state_store.program import StoredProgram
@@ -65,13 +74,43 @@ from millstream.views.state_store.program_paths import ProgramPaths
 from millstream.views.state_store.program_switch import ProgramSwitch, RebuiltView
 from millstream.views.state_store.program_tables import RunProgram
 from millstream.views.state_store.store import StateStore
-from millstream.views.store_location import STATE_STORE_FILE, open_state_store
+from millstream.views.store_location import STATE_STORE_FILE, open_state_store, state_store_exists
 
 if TYPE_CHECKING:
     from millstream.pipeline.app import App
     from millstream.spark.local_run import LocalProgress
 
-NEXT_FOLDER = "next"
+_KEEP_MAX = timedelta(days=36525)
+KEEP = "7 days"
+"""How long the version before is kept, by default."""
+
+
+def utc_now() -> datetime:
+    """Return the present time."""
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """How long a switch keeps the version that it replaces, from the time of a ``clock`` on."""
+
+    duration: timedelta
+    clock: Callable[[], datetime] = utc_now
+
+    @classmethod
+    def of(cls, keep: Duration, clock: Callable[[], datetime]) -> Keeping:
+        """Return what was asked for.
+
+        Raises:
+            ConfigError: ``keep`` is no duration, or longer than a calendar is.
+        """
+        duration = timedelta(microseconds=to_us(keep, what="keep"))
+        if duration > _KEEP_MAX:
+            raise ConfigError(f"keep={keep!r} is longer than 100 years, the most there is.")
+        return cls(duration, clock)
+
+    def until(self) -> datetime:
+        return self.clock() + self.duration
 
 
 @dataclass(frozen=True)
@@ -79,13 +118,15 @@ class DeployResult:
     """What a deployment did.
 
     ``switched``: the app's next run goes on with the new program. Otherwise the app was running: stop it, and
-    deploy again, which reads what it has read since. ``records`` were read by this deployment.
+    deploy again, which reads what it has read since. ``records`` were read by this deployment. ``kept_until``: how
+    long the version before is kept to go back to; None if there is none.
     """
 
     app: str
     plan: ChangePlan
     records: int
     switched: bool
+    kept_until: datetime | None = None
 
 
 def deploy(
@@ -95,6 +136,8 @@ def deploy(
     same_expressions: bool = False,
     gone_ok: bool = False,
     rows_per_batch: int = 100_000,
+    keep: Duration = KEEP,
+    clock: Callable[[], datetime] = utc_now,
 ) -> DeployResult:
     """Compute what an edited app changes, and let it take the place of the app before.
 
@@ -103,24 +146,31 @@ def deploy(
         same_expressions: As in :meth:`millstream.App.run`.
         gone_ok: Rebuild although the log no longer holds all records; what is rebuilt lacks them, and says so.
         rows_per_batch: The most records that are in memory at once.
+        keep: How long the version before is kept, so that :func:`millstream.ops.rollback.rollback` goes back to it.
+        clock: What time it is.
 
     Raises:
         ConfigError: the plan refuses, the log no longer holds all that is needed, or the runs of state are in an
             object store.
         ConflictError: the app was run or deployed meanwhile: deploy again. Or another deployment is at work.
     """
+    keeping = Keeping.of(keep, clock)
     with hold_deployment(app.folder):
+        settle(app, clock())
         plan = plan_change(app, same_expressions=same_expressions)
         deployment = prepare(app, plan, same_expressions=same_expressions, gone_ok=gone_ok)
         if deployment is None:
-            _remove_next(app)
+            remove_version(app.folder, NEXT_FOLDER)
             return DeployResult(app.name, plan, 0, switched=True)
-        records = deployment.compute(on_batch, rows_per_batch)
-        if active_runs(app.folder):
-            return DeployResult(app.name, plan, records, switched=False)
-        deployment.switch()
-        _remove_next(app)
-        return DeployResult(app.name, plan, records, switched=True)
+        return replace(deployment, keeping=keeping).complete(on_batch, rows_per_batch)
+
+
+def settle(app: App, now: datetime) -> None:
+    """Complete what an interrupted deployment has left of the version before, and drop it if its time has run out."""
+    if state_store_exists(app.state_store):
+        with open_state_store(app.state_store, readonly=True) as store:
+            settle_previous(app.folder, program_digest(store.program(app.name, JOB)))
+    drop_expired(app.folder, now)
 
 
 def prepare(
@@ -142,11 +192,6 @@ def prepare(
             f"{app.name} was rescaled, and has not run since. Run it once as it was, and then deploy."
         )
     return Deployment(app, plan, stored, same_expressions)
-
-
-def _remove_next(app: App) -> None:
-    """Remove what was computed beside the app, once it is in place or no longer wanted."""
-    shutil.rmtree(app.folder / NEXT_FOLDER, ignore_errors=True)
 
 
 def _check_possible(app: App, plan: ChangePlan, *, gone_ok: bool) -> None:
@@ -178,13 +223,16 @@ def _check_possible(app: App, plan: ChangePlan, *, gone_ok: bool) -> None:
 class Deployment:
     """One edited app beside the state that another program has left.
 
-    ``change`` is what was planned, and ``stored`` the program that made the state.
+    ``change`` is what was planned, and ``stored`` the program that made the state. ``back``: what is rebuilt begins
+    with the version that is kept, or not at all.
     """
 
     app: App
     change: ChangePlan
     stored: StoredProgram
     same_expressions: bool
+    keeping: Keeping = Keeping(timedelta(0))
+    back: bool = False
 
     @property
     def folder(self) -> Path:
@@ -226,6 +274,19 @@ class Deployment:
                 found.append(replace(output, spec=ForeachSinkSpec(_discard)))
         return found
 
+    def complete(
+        self, on_batch: Callable[[LocalProgress], None] | None, rows_per_batch: int
+    ) -> DeployResult:
+        """Compute what is rebuilt, and switch if the app does not run."""
+        records = self.compute(on_batch, rows_per_batch)
+        switched = not active_runs(self.app.folder)
+        if switched:
+            self.switch()
+            settle_previous(self.app.folder, program_digest(self.program))
+            remove_version(self.app.folder, NEXT_FOLDER)
+        until = kept_until(self.app.folder)
+        return DeployResult(self.app.name, self.change, records, switched, until)
+
     def compute(
         self,
         on_batch: Callable[[LocalProgress], None] | None,
@@ -255,7 +316,9 @@ class Deployment:
 
         run = LocalRun(part, self.app.log, self.folder, self._store, rows_per_batch)
         if not self._store.exists():
-            PreviousVersion(self.app.name, self.app.folder).begin(run, part, ends)
+            begun = PreviousVersion(self.app.name, self.app.folder).begin(run, part, ends)
+            if self.back and not begun:
+                raise _cannot_go_back(self.app)
         run.run(ends, count, partitioning=dict(self.stored.partitioning))
         return sum(read)
 
@@ -287,7 +350,8 @@ class Deployment:
         declared = {sink.name for sink in self.plan.sinks if sink.spec == ViewSinkSpec()}
         replaced = sorted(there & self.rebuilt_views | there - declared)
         if not is_url(self.app.state):  # runs in an object store cannot be kept by links
-            keep_previous(self.app.folder, live, self.app.name, replaced, beginning.at)
+            until = self.keeping.until()
+            keep_previous(self.app.folder, live, self.app.name, replaced, beginning, until=until)
         kept = StatePart(live.state_manifests(self.app.name, JOB), self.change.change.kept)
         outputs = self.outputs()
         if not outputs:
@@ -334,7 +398,7 @@ class Deployment:
         So is what cannot go on, as the log has lost records behind it.
         """
         if not self._store.exists():
-            shutil.rmtree(self.folder, ignore_errors=True)
+            remove_version(self.app.folder, NEXT_FOLDER)
             return
         now = StoredProgram.of(part, self.stored.partitioning)
         with open_state_store(self._store) as store:
@@ -343,7 +407,15 @@ class Deployment:
         past = has_read_past(read, ends)
         lost = offset is not None and has_lost_records(log, offset, ends)
         if known is None or known.to_json() != now.to_json() or past or lost:
-            shutil.rmtree(self.folder)
+            remove_version(self.app.folder, NEXT_FOLDER)
+
+
+def _cannot_go_back(app: App) -> ConfigError:
+    return ConfigError(
+        f"{app.name} cannot go back by what is kept of the version before: the log no longer holds all records that "
+        "were read since, or the app was restored to a time before. Deploy the file instead (millstream deploy), which "
+        "reads what the log holds from its start."
+    )
 
 
 def _discard(_rows: Any, _context: Any) -> None:

@@ -19,6 +19,7 @@ from millstream.kernels.state.keyhash import Buckets
 from millstream.views.commit.committer import view_schemas
 from millstream.views.coverage import BatchBoundary, initial_coverage
 from millstream.views.position import TOPIC_IDS
+from millstream.views.runs.version_folders import kept_until
 from millstream.views.schema import JOB
 from millstream.views.state_store.program import StoredProgram, find_refusals
 from millstream.views.state_store.program_change import (
@@ -60,7 +61,7 @@ class ChangePlan:
 
     ``boundary`` is None where nothing was committed yet, so that nothing can change. ``replays`` are what
     the parts that rebuild need of the log. ``records_per_s`` is the speed of the app's largest batch; None
-    if none was measured.
+    if none was measured. ``kept_until``: how long the version before the last deployment is kept; None if there is none.
     """
 
     app: str
@@ -68,6 +69,7 @@ class ChangePlan:
     boundary: BatchBoundary | None = None
     replays: tuple[PartitionReplay, ...] = ()
     records_per_s: float | None = None
+    kept_until: datetime | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -110,6 +112,7 @@ class ChangePlan:
             "records_gone": self.gone,
             "records_per_s": self.records_per_s,
             "seconds": self.seconds,
+            "kept_until": None if self.kept_until is None else self.kept_until.isoformat(),
         }
 
 
@@ -144,7 +147,8 @@ def plan_change(app: App, *, same_expressions: bool = False) -> ChangePlan:
     ]
     change = replace(change, refusals=tuple(refusals))
     replays = [] if refusals else _replays(log, change.topics, left)
-    return ChangePlan(app.name, change, left.boundary, tuple(replays), speed)
+    kept = kept_until(app.folder)
+    return ChangePlan(app.name, change, left.boundary, tuple(replays), speed, kept)
 
 
 def _first_run(app: App) -> ChangePlan:

@@ -3,31 +3,39 @@
 ``previous/`` in the app's folder is a state store of the old program as of the switch: its program, the manifests of
 all its steps with links to their runs of state, and the rows of the views that the new program has not, or has
 otherwise. It is true of the old program for ever, so nothing has to be undone if the switch then fails. It is made under
-another name and renamed; the next switch replaces it.
+another name and renamed; the next switch replaces it, and it is dropped when its time has run out
+(`views/runs/version_folders.py`).
 
-A deployment of a program whose steps and views are all in it begins there, instead of at the start of the log.
+A deployment of a program whose steps and views are all in it begins there, instead of at the start of the log; a
+rollback (`ops/rollback.py`) begins nowhere else.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream.client.open import open_reader
 from millstream.client.reader import Reader
 from millstream.kernels.adopted_state import StatePart, combine_state
+from millstream.kernels.code_digest import digest
 from millstream.kernels.definition import canonical_text
 from millstream.kernels.plan import JobPlan
 from millstream.log.files import DISK
+from millstream.spark.source.offsets import planned_offset
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW, view_schemas
 from millstream.views.coverage import STATE_STORE_VIEW, is_complete
 from millstream.views.position import SOURCE_OFFSET
+from millstream.views.runs.version_folders import (
+    PREVIOUS_FOLDER,
+    PREVIOUS_NEW_FOLDER,
+    write_kept_until,
+)
 from millstream.views.schema import JOB, Fence, ViewChange, ViewSchema
 from millstream.views.state_store.program import StoredProgram
 from millstream.views.state_store.program_tables import RunProgram
@@ -37,7 +45,6 @@ from millstream.views.store_location import STATE_STORE_FILE, open_state_store
 if TYPE_CHECKING:
     from millstream.spark.local_run import LocalRun
 
-PREVIOUS_FOLDER = "previous"
 BEGUN_FROM = "begun_from"
 """The description of a store that was begun with what another version had, instead of at the start of the log."""
 
@@ -52,23 +59,32 @@ def link_runs(source: Path, target: Path, name: Callable[[str], str] = str) -> N
     DISK.sync_folder(target)
 
 
-def keep_previous(folder: Path, live: StateStore, app: str, views: Sequence[str], at: str) -> None:
-    """Keep what the live program has, as of its last batch. Call it in a run that commits no batch.
+def keep_previous(
+    folder: Path,
+    live: StateStore,
+    app: str,
+    views: Sequence[str],
+    new: RunProgram,
+    *,
+    until: datetime,
+) -> None:
+    """Make ``previous.new/`` of what the live program has, as of its last batch. Call it in a run that commits none.
 
-    ``views`` are those whose rows are kept. Nothing is kept where it is not known from where the program reads on.
+    ``views`` are those whose rows are kept; ``new`` is the program that takes its place. Nothing is kept where it is not
+    known from where the live program reads on.
     """
     program = live.program(app, JOB)
     offset = _source_offset(folder, live, app)
     if program is None or offset is None:
         return
-    made = folder / f"{PREVIOUS_FOLDER}.new"
+    made = folder / PREVIOUS_NEW_FOLDER
     shutil.rmtree(made, ignore_errors=True)
     link_runs(folder / "runs", made / "runs")
     with open_state_store(made / STATE_STORE_FILE) as store:
         for view in views:
             store.declare(live.schema(view))
         run, _ = store.begin_run(
-            app, JOB, PREVIOUS_FOLDER, RunProgram(program, live.outputs(app, JOB), at)
+            app, JOB, PREVIOUS_FOLDER, RunProgram(program, live.outputs(app, JOB), new.at)
         )
         store.commit(
             Fence(app, JOB, run, 0),
@@ -77,9 +93,12 @@ def keep_previous(folder: Path, live: StateStore, app: str, views: Sequence[str]
             status={SOURCE_OFFSET: offset},
             state=live.state_manifests(app, JOB),
         )
-    shutil.rmtree(folder / PREVIOUS_FOLDER, ignore_errors=True)
-    made.rename(folder / PREVIOUS_FOLDER)
-    DISK.sync_folder(folder)
+    write_kept_until(folder, until, program_digest(new.program))
+
+
+def program_digest(program: StoredProgram | None) -> str:
+    """Return what tells a program from others: a digest of its steps and outputs."""
+    return "" if program is None else digest(canonical_text([program.steps, program.outputs]))
 
 
 def _source_offset(folder: Path, live: StateStore, app: str) -> dict[str, Any] | None:
@@ -87,14 +106,7 @@ def _source_offset(folder: Path, live: StateStore, app: str) -> dict[str, Any] |
     found: dict[str, Any] | None = live.status(app, JOB).get(SOURCE_OFFSET)
     if found is not None:
         return found
-    plan = folder / "checkpoint" / "offsets" / str(live.last_batch_id(app, JOB))
-    with suppress(OSError):
-        for line in plan.read_text().splitlines():
-            with suppress(ValueError, TypeError, KeyError):
-                values: dict[str, Any] = json.loads(line)
-                if values["topics"] is not None:
-                    return values
-    return None
+    return planned_offset(folder / "checkpoint", live.last_batch_id(app, JOB) or 0)
 
 
 def has_read_past(position: Mapping[str, Any], ends: Mapping[str, Sequence[int]]) -> bool:
@@ -125,16 +137,26 @@ class PreviousVersion:
     app: str
     folder: Path
 
+    def program(self) -> StoredProgram | None:
+        """Return the program of this version; None if none is kept."""
+        if not self._store.exists():
+            return None
+        with open_state_store(self._store, readonly=True) as store:
+            return store.program(self.app, JOB)
+
+    @property
+    def _store(self) -> Path:
+        return self.folder / PREVIOUS_FOLDER / STATE_STORE_FILE
+
     def begin(self, run: LocalRun, part: JobPlan, ends: Mapping[str, Sequence[int]]) -> bool:
         """Let a run of a part of a program begin where this version ended, if it has all of the part.
 
         Nothing happens, and False is returned, if it has not, or has read more than ``ends``, or the log has lost
         records since.
         """
-        path = self.folder / PREVIOUS_FOLDER / STATE_STORE_FILE
-        if not path.exists():
+        if not self._store.exists():
             return False
-        with open_state_store(path, readonly=True) as store:
+        with open_state_store(self._store, readonly=True) as store:
             program = store.program(self.app, JOB)
             schemas = [one for one in view_schemas(part) if one.name != DEAD_LETTERS_VIEW]
             keys = None if program is None else _keys(program, part)

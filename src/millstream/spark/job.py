@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,6 +67,7 @@ from millstream.views.runs.dead_letter_share import DeadLetterShare
 from millstream.views.runs.failure import record_failure
 from millstream.views.runs.progress import Progress, Report, Until, describe_created_topic
 from millstream.views.runs.skew import SkewWatch
+from millstream.views.runs.version_folders import drop_expired
 from millstream.views.schema import JOB
 from millstream.views.sink import RunStart
 from millstream.views.state_store.store import StateStore
@@ -133,6 +134,7 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
     prepare_state_store(job.state_store, options.on_notice)
     options.on_phase("opening the log")
     job.folder.mkdir(parents=True, exist_ok=True)
+    drop_expired(job.folder, datetime.now(UTC))
     metadata = _job_metadata(job, options.cores or cores_available())
     plan = job.compile(Buckets(metadata.bucket_count, metadata.hash_seed))
     check_serializable(plan)
@@ -200,7 +202,10 @@ def _make_sink(
         log,
         options.on_progress,
         EventTimesFile(_event_times(job)),
-        FrameFiles(_frames(job) / str(committer.run) if share else None),
+        FrameFiles(
+            _frames(job) / str(committer.run) if share else None,
+            rewrites=is_one_machine(options.master),
+        ),
         DeadLetterShare(options.dead_max, options.on_alarm),
         SkewWatch(options.on_notice),
         partial(planned_at, job.folder / "checkpoint"),
@@ -366,6 +371,7 @@ class _Query:
         finally:
             query.stop()
             self._clear_stop()
+            self.sink.frame_files.remove_all()
             if self.sink.stages is not None:
                 self.sink.stages.close()
         if failure is not None and not isinstance(failure, FencedError):

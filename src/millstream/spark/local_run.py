@@ -24,13 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from millstream.client.address import absolute_address
+from millstream.client.reader import RecordReader
 from millstream.errors import ConfigError
 from millstream.kernels.frames import FrameRow
 from millstream.kernels.plan import JobPlan
 from millstream.spark.frame_files import FrameFiles
 from millstream.spark.source.event_times import EventTimesFile
 from millstream.spark.source.offsets import EndOffsets, SourceOffset
-from millstream.spark.source.planner import LogPlanner, SourceSpec, Task, run_task
+from millstream.spark.source.planner import LogPlanner, SourceSpec, Task, plan_tasks, run_task
 from millstream.spark.stages.executor import StageExecutor
 from millstream.views.commit.committer import BatchCommitter, collect_results
 from millstream.views.commit.ledger import Position
@@ -108,6 +109,29 @@ class LocalRun:
                     read = planner.records_left(offset) - left
                     on_batch(LocalProgress(batch_id, read, left, committer.position))
                 batch_id, offset = batch_id + 1, end
+            stages.close()
+
+    def run_planned(
+        self,
+        start: dict[str, Any],
+        end: dict[str, Any],
+        records: RecordReader,
+        *,
+        partitioning: dict[str, int],
+    ) -> None:
+        """Run one batch as it was planned elsewhere, from one source offset to another, over records that are given.
+
+        The store has what was before it: see :meth:`begin_from`.
+        """
+        with open_committer(self.plan, self.store, self.log) as committer:
+            batch_id = committer.begin_run(JOB, _CHECKPOINT_ID, partitioning=partitioning)
+            stages = self._stages(committer)
+            rows = (
+                row
+                for task in plan_tasks(self._spec, start, end)
+                for row in run_task(self._spec, task, records=records)
+            )
+            self._commit(committer, stages, batch_id, rows, end)
             stages.close()
 
     def begin_from(

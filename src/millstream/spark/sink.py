@@ -16,7 +16,7 @@ from millstream.kernels.frames import FrameRow
 from millstream.kernels.plan import JobPlan
 from millstream.object_store.store import RequestCounts
 from millstream.spark.frame_blocks import FrameBlocks
-from millstream.spark.frame_files import FrameFiles
+from millstream.spark.frame_files import FrameFiles, MappedFrames
 from millstream.spark.output_tasks import OutputTasks
 from millstream.spark.source.event_times import EventTimesFile
 from millstream.spark.stages.executor import Manifests, StageExecutor
@@ -87,15 +87,21 @@ class CommitSink:
     totals: RunTotals = field(default_factory=RunTotals)
     timer: PhaseTimer = field(default_factory=PhaseTimer)
     error: BaseException | None = None
+    _mapped: MappedFrames = field(init=False)
     _ended: float = field(default_factory=time.monotonic)
     _arrived_ms: dict[str, int] = field(default_factory=dict)  # topic/partition → last record read
     _time: dict[str, Any] | None = None  # the part of the last status about time
     _largest: dict[str, Any] | None = None  # what the status says of the speed
     _figures: BatchFigures = field(default_factory=BatchFigures)
 
+    def __post_init__(self) -> None:
+        self._mapped = MappedFrames(self.frame_files)
+
     def __call__(self, frames: DataFrame, batch_id: int) -> None:
         try:
             self._commit(frames, batch_id)
+            # Not before: what the batch had of its frames is gone now.
+            self.frame_files.remove_batch(self._mapped.close())
         except BaseException as error:
             self.error = error
             emit_batch_spans(self._names(batch_id), self.timer.phases, error)
@@ -144,7 +150,6 @@ class CommitSink:
         if self.stages is not None:
             self.stages.on_commit()
         self.event_times.add(rows)
-        self.frame_files.remove_batch()
         if blocks is not None:
             blocks.remove_batch()
         self.totals.add(progress)
@@ -184,7 +189,7 @@ class CommitSink:
         """Return rows with their frames."""
         if self.blocks is not None:
             return self.blocks.get(rows)
-        return [self.frame_files.get(row) for row in rows]
+        return [self._mapped.get(row) for row in rows]
 
     def _progress(self, result: BatchResult, batch_id: int) -> Progress:
         began, self._ended = self._batch_start(batch_id), time.monotonic()

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millstream as ms
-from millstream.kernels.code_digest import code_digest
+from millstream.kernels.code_digest import code_digest, validators
 from millstream.kernels.definition import (
     canonical_text,
     definition_keys,
@@ -317,3 +317,48 @@ def test_a_description_is_said_in_words():
     assert to_text(told["n"]) == 'count([(col("a")) > (dyn int: 1)])'
     assert to_text(told["t"]) == "tumbling(size=1 minute, offset=0 seconds)"
     assert "code" not in canonical_text(without_code(told))
+
+
+NESTED = """
+from typing import Annotated
+
+import pydantic
+
+class Inner(pydantic.BaseModel):
+    n: int
+
+    @pydantic.field_validator("n")
+    @classmethod
+    def checked(cls, value):
+        return max(value, LEAST)
+
+class Tree(pydantic.BaseModel):
+    inner: Inner | None = None
+    children: "list[Tree]" = []
+
+class Row(pydantic.BaseModel):
+    key: str
+    inner: list[Inner]
+    words: list[Annotated[str, pydantic.AfterValidator(lambda word: word.STRIP())]]
+"""
+
+
+def nested(least="0", strip="strip"):
+    names = {"__name__": "program"}
+    exec(NESTED.replace("LEAST", least).replace("STRIP", strip), names)
+    return names
+
+
+def test_validators_of_nested_models_and_within_lists_are_part_of_a_definition():
+    def definition(**edits):
+        app = ms.App("a", log="x")
+        app.topic("t", nested(**edits)["Row"]).stream().view("v", key=["key"])
+        return canonical_text(app.plan().program.outputs["v"])
+
+    assert definition() == definition()
+    assert len({definition(), definition(least="1"), definition(strip="lstrip")}) == 3
+
+
+def test_a_model_that_has_itself_within_is_looked_into_once():
+    (found,) = validators(nested()["Tree"])
+    assert found[:3] == ("Inner", "field_validators", "checked")

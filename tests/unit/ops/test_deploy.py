@@ -22,12 +22,13 @@ from edited_app import (
 import millstream as ms
 from millstream.errors import ConfigError, ConflictError, FencedError, OffsetOutOfRangeError
 from millstream.ops import deploy as deployment
-from millstream.ops.deploy import NEXT_FOLDER, deploy
+from millstream.ops.deploy import deploy
 from millstream.ops.plan import plan_change
 from millstream.testing.disk import SimulatedCrash
 from millstream.views.commit.committer import BatchCommitter
 from millstream.views.coverage import partial_note
 from millstream.views.runs.control_files import hold_run_lock
+from millstream.views.runs.version_folders import NEXT_FOLDER
 from millstream.views.schema import JOB
 from millstream.views.state_store import store as state_store
 from millstream.views.state_store.store import StateStore
@@ -81,7 +82,7 @@ CRASHES = {
     "within the transaction": (crash_before, state_store, "put_program", False),
     "at the end of the transaction": (crash_after, state_store, "put_program", False),
     "after the transaction": (crash_after, StateStore, "switch_program", True),
-    "what was computed is to be removed": (crash_before, deployment, "_remove_next", True),
+    "what was computed is removed": (crash_before, deployment, "kept_until", True),
 }
 
 

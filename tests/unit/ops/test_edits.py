@@ -131,7 +131,7 @@ EDITS = {
         views={"per_ad": over_all(lambda rows: windows(rows, "ad", len))},
         why="aggregate 'cost' was sum"),
     "an aggregate of another column": Edit(
-        (('most=ms.max("n")', 'most=ms.max("cost")'),), {"step busy", "view busy"},
+        (('most=ms.max("n")', 'most=ms.max("cost")'),), PER_AD,
         views={"busy": over_all(lambda rows: busy(rows, {
             (s, e, ad, cost, n) for s, e, ad, n, cost in per_ad(rows)}))},
         why='col("n")'),
@@ -142,13 +142,13 @@ EDITS = {
         why="window was tumbling(size=1 minute"),
     "the size of a window below another": Edit(
         (('per_ad.window(ms.tumbling("1 hour")', 'per_ad.window(ms.tumbling("2 hours")'),),
-        {"step busy", "view busy"},
+        PER_AD,
         views={"busy": over_all(lambda rows: {
             (floor(s, 2 * HOUR), floor(s, 2 * HOUR) + 2 * HOUR, ad, max(
                 n for t, _, other, n in busy(rows) if other == ad and floor(t, 2 * HOUR) == floor(s, 2 * HOUR)))
             for s, _, ad, _ in busy(rows)})}),
     "the key of a window": Edit(
-        (('by="ad", name="busy"', 'by="n", name="busy"'), ("most=ms.max", "most=ms.min")), {"step busy", "view busy"},
+        (('by="ad", name="busy"', 'by="n", name="busy"'), ("most=ms.max", "most=ms.min")), PER_AD,
         views={"busy": over_all(lambda rows: {
             (floor(s, HOUR), floor(s, HOUR) + HOUR, n, n) for s, _, _, n, _ in per_ad(rows)})},
         why="by was [ad], is [n]"),

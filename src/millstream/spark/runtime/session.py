@@ -52,13 +52,14 @@ _WORKER_THREADS = {
 }
 # A worker allocates and frees blocks of megabytes all the time. By default glibc maps each of them, and the
 # kernel fills it with zeros, page by page: a fifth of the time of reading and decoding. The numbers are the
-# largest block that glibc takes from its heap, and the free memory that it keeps. Polars has an allocator of
-# its own, jemalloc, which would return memory that was unused for half a second: all of it, between two
-# batches.
+# largest block that glibc takes from its heap, and the free memory that it keeps. Polars and Arrow have allocators of
+# their own, jemalloc and mimalloc, which would return memory that was unused for half a second, or a tenth: all of
+# it, between two batches.
 _WORKER_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(32 * _MIB),
     "MALLOC_TRIM_THRESHOLD_": str(256 * _MIB),
     "_RJEM_MALLOC_CONF": "dirty_decay_ms:10000,muzzy_decay_ms:-1",
+    "MIMALLOC_PURGE_DELAY": "10000",
 }
 
 

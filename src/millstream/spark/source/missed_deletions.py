@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from millstream.client.reader import Reader
+from millstream.client.reader import RecordReader
 from millstream.errors import DeletionsLostError
 from millstream.kernels.plan import SourcePlan
 from millstream.views.runs.control_files import reset_command
@@ -24,14 +24,14 @@ def topics_of_tables(sources: Iterable[SourcePlan]) -> list[str]:
     return sorted({source.topic for source in sources if source.table_key is not None})
 
 
-def last_removals(log: Reader, topic: str, partitions: int) -> tuple[int, ...]:
+def last_removals(log: RecordReader, topic: str, partitions: int) -> tuple[int, ...]:
     """Return the number of the last removal of tombstones in each partition; 0 if there was none."""
     known = log.removed_tombstones(topic)
     return tuple(known[at][-1].number if at in known else 0 for at in range(partitions))
 
 
 def check_deletions(
-    log: Reader,
+    log: RecordReader,
     topic: str,
     positions: Iterable[tuple[int, int]],
     last_known: Sequence[int],

@@ -357,10 +357,10 @@ def divide(
     return divided
 
 
-def planned_at(checkpoint: Path, batch_id: int) -> float | None:
-    """Return when a batch was planned, in seconds since 1970, from Spark's offset log.
+def planned_offset(checkpoint: Path, batch_id: int) -> dict[str, Any] | None:
+    """Return the source offset at which a batch ends, from Spark's offset log.
 
-    None if the log does not say: the batch has only DataFrames of the user's.
+    None if the log does not say: it is not kept any more, or the batch has only DataFrames of the user's.
     """
     try:
         lines = (checkpoint / "offsets" / str(batch_id)).read_text().splitlines()
@@ -368,5 +368,13 @@ def planned_at(checkpoint: Path, batch_id: int) -> float | None:
         return None
     for line in lines:
         with suppress(ValueError, TypeError, KeyError):
-            return float(json.loads(line)["wall_ms"]) / 1000
+            values: dict[str, Any] = json.loads(line)
+            if values["topics"] is not None:
+                return values
     return None
+
+
+def planned_at(checkpoint: Path, batch_id: int) -> float | None:
+    """Return when a batch was planned, in seconds since 1970, from Spark's offset log; None if it does not say."""
+    planned = planned_offset(checkpoint, batch_id)
+    return None if planned is None else float(planned["wall_ms"]) / 1000

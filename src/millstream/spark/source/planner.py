@@ -23,7 +23,7 @@ from pyspark import cloudpickle
 from pyspark.sql.datasource import InputPartition
 
 from millstream.client.open import open_reader
-from millstream.client.reader import Reader
+from millstream.client.reader import RecordReader
 from millstream.kernels.decode.archive_columns import ArchivedRecords
 from millstream.kernels.frames import FrameRow
 from millstream.kernels.ingest import Ingest, RecordCount, SplitInput
@@ -191,19 +191,7 @@ class LogPlanner:
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Divide a batch into tasks."""
-        before, after = SourceOffset.from_json(start), SourceOffset.from_json(end)
-        sources = self._spec.sources
-        return [
-            Task(
-                tuple(splits),
-                tuple(after.time_of(source) for source in sources),
-                after.topic_ids,
-                after.removals,
-            )
-            for splits in divide(
-                before, after, sources, tasks=self._spec.tasks, rows_min=_TASK_ROWS_MIN
-            )
-        ]
+        return plan_tasks(self._spec, start, end)
 
     def read_on_driver(
         self, start: dict[str, Any], end: dict[str, Any]
@@ -297,9 +285,17 @@ class LogPlanner:
         return began_ms + int((now - began) * 1000)
 
 
+def plan_tasks(spec: SourceSpec, start: dict[str, Any], end: dict[str, Any]) -> list[Task]:
+    """Divide a batch from one source offset to another into tasks."""
+    before, after = SourceOffset.from_json(start), SourceOffset.from_json(end)
+    planned = tuple(after.time_of(source) for source in spec.sources)
+    divided = divide(before, after, spec.sources, tasks=spec.tasks, rows_min=_TASK_ROWS_MIN)
+    return [Task(tuple(splits), planned, after.topic_ids, after.removals) for splits in divided]
+
+
 def _check_deletions(
     spec: SourceSpec,
-    log: Reader,
+    log: RecordReader,
     topic: str,
     positions: Iterable[tuple[int, int]],
     removals: Mapping[str, tuple[int, ...]],
@@ -311,14 +307,18 @@ class _TooLargeError(Exception):
     """A task has more bytes to read, or to give, than it may."""
 
 
-def run_task(spec: SourceSpec, task: Task, bytes_max: int | None = None) -> Iterator[FrameRow]:
-    """Read a task's records, and yield their frames; large ones by name."""
-    reader = open_reader(spec.log).pinned(task.topic_ids)
+def run_task(
+    spec: SourceSpec, task: Task, bytes_max: int | None = None, records: RecordReader | None = None
+) -> Iterator[FrameRow]:
+    """Read a task's records, from the log unless ``records`` has them, and yield their frames; large ones by name."""
+    reader = open_reader(spec.log).pinned(task.topic_ids) if records is None else records
     within = _ByteLimit(bytes_max)
     for index, source in enumerate(spec.sources):
-        records = SplitReader(reader, source)
+        split_reader = SplitReader(reader, source)
         inputs = (
-            _split_input(records, split, within) for split in task.splits if split.source == index
+            _split_input(split_reader, split, within)
+            for split in task.splits
+            if split.source == index
         )
         ingest = Ingest(source, spec.buckets)
         yield from map(spec.frame_files.put, ingest.run(inputs, task.planned[index]))

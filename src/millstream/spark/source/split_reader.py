@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from millstream.client.reader import Reader
+from millstream.client.reader import RecordReader
 from millstream.kernels.decode.archive_columns import (
     ArchivedRecords,
     column_name,
@@ -37,7 +37,7 @@ CountRecords = Callable[[int], None]
 class SplitReader:
     """Reads the columns that one source needs of its topic's records."""
 
-    reader: Reader
+    reader: RecordReader
     source: SourcePlan
 
     def read(

@@ -110,7 +110,7 @@ def check_same_program(
     if stored.format != now.format:
         raise _other_format(stored.format, now.format, folder)
     _require_same_buckets(stored, now, folder)
-    found = [*_different_inputs(stored, now), *_different_steps(stored, now)]
+    found = [*_different_inputs(stored, now), *different_steps(stored, now)]
     if found:
         raise ConfigError(
             f"The program is not the one that the state in {folder} was made by: "
@@ -225,7 +225,7 @@ def _different_inputs(stored: StoredProgram, now: StoredProgram) -> Iterator[str
         yield f"it read {stored.frames} DataFrames of Spark, and reads {now.frames}"
 
 
-def _different_steps(stored: StoredProgram, now: StoredProgram) -> list[str]:
+def different_steps(stored: StoredProgram, now: StoredProgram) -> list[str]:
     """Return what differs, step by step, without differences that follow from an upstream step."""
     upgraded = stored.versions != now.versions
     telling: list[str] = []

@@ -6,8 +6,9 @@ a part                               verdict   because
 step, defined as before              keeps     its state is found by its definition, whatever its name is
 step, new or defined differently     rebuilds  its state has to be computed from the log
 step that is no longer there         drops     nothing reads its state any more
-step that gives such a view its      rebuilds  what it has given out has to come once more; so has what is below
-rows, and steps below that one                 it
+step above or below one that         rebuilds  what a step has given out is not kept, and would be given
+rebuilds, or that gives rows to a              out at other moments if it were computed again: where partitions were
+view that is made anew                         idle, with other late events. So all of a path is of one computation
 step that cannot be compared         refuses   another version of polars or Python describes it differently
 output, defined as before            keeps     its rows are those of the program
 output that is new, or differs       keeps     it takes effect at the next batch; earlier rows stay
@@ -137,11 +138,19 @@ def compare_programs(
     remade = {
         view: why for view in declared.schemas if (why := _remade(view, left, declared, steps))
     }
-    steps.give_again(json.loads(declared.coverage[_output(view)].definition) for view in remade)
+    steps.rebuild_whole_paths(
+        json.loads(declared.coverage[_output(view)].definition) for view in remade
+    )
     parts = [*steps.changes()]
     rebuilt = {part.key for part in parts if part.verdict in ("rebuilds", "refuses")}
     outputs = _Outputs(left, now, declared, steps.paths, frozenset(filter(None, rebuilt)), remade)
     return ProgramChange((*parts, *outputs.changes()), (), steps.kept)
+
+
+def pair_steps(stored: StoredProgram, now: StoredProgram) -> dict[str, str]:
+    """Return which step of a stored program each step of another one is, or was before an edit, by their keys."""
+    steps = _Steps(stored, now, same_expressions=True)
+    return {**dict(steps.changed_pairs()), **steps.kept}
 
 
 # ── steps ───────────────────────────────────────────────────────────────────────────────────
@@ -149,16 +158,14 @@ def compare_programs(
 
 @dataclass
 class _Steps:
-    """Pairs the steps of two programs."""
+    """Pairs the steps of two programs. ``again``: steps that are as before and are rebuilt; the key before, and why."""
 
     stored: StoredProgram
     now: StoredProgram
     same_expressions: bool
     kept: dict[str, str] = field(default_factory=dict)
     unclear: dict[str, str] = field(default_factory=dict)
-    again: dict[str, str] = field(
-        default_factory=dict
-    )  # they are as before, and give their rows once more
+    again: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         waiting: dict[str, list[str]] = {}
@@ -181,13 +188,30 @@ class _Steps:
         """The paths of the program that has run."""
         return ProgramPaths(self.stored)
 
-    def give_again(self, remade: Iterable[Any]) -> None:
-        """Rebuild the steps whose rows the views of these definitions have, and what is below these steps."""
-        paths = self.paths
-        above = {key for view in remade for key in paths.next_steps_of(view)} & {*self.kept}
-        for key, step in self.now.steps.items():
-            if key in self.kept and above & {key, *paths.steps_of(step["definition"])}:
-                self.again[key] = self.kept.pop(key)
+    def rebuild_whole_paths(self, remade: Iterable[Any]) -> None:
+        """Rebuild all steps on a path with one that is rebuilt, or that gives rows to a view of these definitions.
+
+        The state of a step says what it will give out, and not what it has given out. If a step below it were
+        computed of what it gives out in a second reading, it would miss rows, or have them twice.
+        """
+        above = {
+            key: self.paths.steps_of(step["definition"]) for key, step in self.now.steps.items()
+        }
+        given = {key for view in remade for key in self.paths.next_steps_of(view)} & {*self.kept}
+        why = dict.fromkeys(given, "a view is made anew that has its rows")
+        waiting = [*sorted(given), *sorted(above.keys() - self.kept.keys() - self.unclear.keys())]
+        while waiting:
+            rebuilt = waiting.pop()
+            name = self.now.steps[rebuilt]["name"]
+            for key in sorted(self.kept.keys() - why.keys()):
+                if key in above[rebuilt]:
+                    why[key] = f"the step {name!r} below it is rebuilt, of what it gives out"
+                elif rebuilt in above[key]:
+                    why[key] = f"the step {name!r} above it is rebuilt"
+                else:
+                    continue
+                waiting.append(key)
+        self.again = {key: (self.kept.pop(key), text) for key, text in why.items()}
 
     def _pair_same_texts(self) -> None:
         """Keep, or find unclear, what reads as before and is described by other versions."""
@@ -201,7 +225,7 @@ class _Steps:
 
     def changes(self) -> Iterator[PartChange]:
         """Yield what happens to each step of the program, then to those that are no longer there."""
-        pairs = dict(self._changed_pairs())
+        pairs = dict(self.changed_pairs())
         for key, step in self.now.steps.items():
             topics = tuple(sorted(self.paths.topics_of(step["definition"])))
             name = step["name"]
@@ -210,8 +234,8 @@ class _Steps:
                 was = None if before == name else before
                 yield PartChange("step", name, "keeps", was=was, key=key)
             elif key in self.again:
-                anew = "a view is made anew that has its rows, or those of a step above it"
-                yield PartChange("step", name, "rebuilds", (anew,), topics=topics, key=key)
+                _, reason = self.again[key]
+                yield PartChange("step", name, "rebuilds", (reason,), topics=topics, key=key)
             elif key in self.unclear:
                 yield PartChange("step", name, "refuses", (self._versions(),), key=key)
             elif key in pairs:
@@ -225,8 +249,8 @@ class _Steps:
             if key not in used:
                 yield PartChange("step", step["name"], "drops", ("it is no longer there",))
 
-    def _changed_pairs(self) -> Iterator[tuple[str, str]]:
-        """Pair what is left: by key, then by name, then the only two that are left."""
+    def changed_pairs(self) -> Iterator[tuple[str, str]]:
+        """Pair what is left, the new with the old: by key, then by name, then the only two that are left."""
         used = {*self._paired.values()}
         gone = [key for key in self.stored.steps if key not in used]
         new = [key for key in self.now.steps if key not in self._paired]
@@ -246,7 +270,8 @@ class _Steps:
 
     @property
     def _paired(self) -> dict[str, str]:
-        return {**self.kept, **self.again, **self.unclear}
+        again = {key: was for key, (was, _) in self.again.items()}
+        return {**self.kept, **again, **self.unclear}
 
     def _versions(self) -> str:
         moved = (

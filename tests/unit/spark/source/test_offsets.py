@@ -283,7 +283,9 @@ def test_the_latest_arrivals_travel_with_the_offset():
 def test_when_a_batch_was_planned_is_in_the_offset_log_of_spark(tmp_path):
     offsets = tmp_path / "offsets"
     offsets.mkdir()
-    (offsets / "3").write_text('v1\n{"batchWatermarkMs":0}\n{"clock_ms":1,"wall_ms":1500}')
+    (offsets / "3").write_text(
+        'v1\n{"batchWatermarkMs":0}\n{"clock_ms":1,"topics":{},"wall_ms":1500}'
+    )
     assert planned_at(tmp_path, 3) == 1.5
     (offsets / "4").write_text("v1\n{}\n-")
     assert planned_at(tmp_path, 4) is None

@@ -1,0 +1,87 @@
+"""``millstream capture-incident``: packs the batch that failed into a folder that is a failing test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from millstream.cli.plan import edited_app
+from millstream.cli.run import split_file
+from millstream.cli.tables import Address, json_option, pluralize, print_json
+
+
+@click.command("capture-incident")
+@click.argument("file", metavar="FILE[:APP]")
+@click.option("--app", "name", help="Which app, where the file declares several: as FILE:APP.")
+@click.option(
+    "--log",
+    "address",
+    metavar="FOLDER|kafka://HOST:PORT",
+    type=Address(file_okay=False, path_type=Path),
+    help="The log, instead of the one that the app names; where it names none, MILLSTREAM_LOG.",
+)
+@click.option(
+    "--batch",
+    "batch_id",
+    type=click.IntRange(min=0),
+    help="Which batch; by default, and at most, the one that comes next.",
+)
+@click.option(
+    "--to",
+    "folder",
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    help="The folder to make; by default incident-APP-BATCH.",
+)
+@json_option
+def capture_incident(
+    file: str,
+    name: str | None,
+    *,
+    address: Path | str | None,
+    batch_id: int | None,
+    folder: Path | None,
+    as_json: bool,
+) -> None:
+    """Pack the batch on which the app in FILE failed into a folder that is a failing test.
+
+    The folder has the records of the batch, the state before it, the code, and the versions of all
+    libraries: `pytest FOLDER` runs the batch again, without the log and without Spark, and fails as it failed. Once
+    the code is mended, it passes.
+
+    That is possible of the batch that comes next, while the app is stopped: the state before earlier ones is
+    gone. The records and the state are those of the app, so the folder is as confidential as they are.
+
+    \b
+    Examples:
+      millstream capture-incident app.py
+      millstream capture-incident app.py --batch 17 --to tests/incident_17
+    """
+    from millstream.ops.incident import capture_incident as work
+    from millstream.ops.incident_replay import replay_batch
+
+    app = edited_app(file, name, address)
+    path, _ = split_file(file, name)
+    done = work(app, path, folder, batch_id)
+    found: str | None = None
+    try:
+        replay_batch(done.folder, app)
+    except Exception as error:  # noqa: BLE001 - it is what the batch is captured for
+        found = f"{type(error).__name__}: {error}"
+    if as_json:
+        values = {"app": done.app, "batch_id": done.batch_id, "folder": str(done.folder)}
+        print_json(
+            {**values, "records": done.records, "failure": done.failure, "fails_with": found}
+        )
+        return
+    click.echo(
+        f"Batch {done.batch_id} of {done.app}, with {pluralize(done.records, 'record')}, is in {done.folder}."
+    )
+    if found is None:
+        click.echo(
+            "It runs to its end here: the failure came from outside (a sink, a service, memory), or the code was mended."
+        )
+    else:
+        click.echo(f"It fails here, too: {found}")
+    click.echo(f"pytest {done.folder}")

@@ -1,0 +1,80 @@
+"""Going back to the version of an app that ran before the last deployment: `millstream rollback`.
+
+That version is kept in ``previous/`` (`ops/previous_version.py`) until its time has run out. Its state and views go on
+from where they were, so the log is read from the switch on, and never from its start. How the two versions change
+places, and what a crash leaves, is as in any deployment (`ops/deploy.py`): by one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from millstream.errors import ConfigError
+from millstream.kernels.definition import canonical_text
+from millstream.ops.deploy import KEEP, DeployResult, Keeping, prepare, settle, utc_now
+from millstream.ops.plan import plan_change
+from millstream.ops.previous_version import PreviousVersion
+from millstream.views.runs.control_files import hold_deployment
+from millstream.views.state_store.program import StoredProgram, different_steps
+
+if TYPE_CHECKING:
+    from millstream.durations import Duration
+    from millstream.pipeline.app import App
+    from millstream.spark.local_run import LocalProgress
+
+
+def rollback(
+    app: App,
+    on_batch: Callable[[LocalProgress], None] | None = None,
+    *,
+    same_expressions: bool = False,
+    rows_per_batch: int = 100_000,
+    keep: Duration = KEEP,
+    clock: Callable[[], datetime] = utc_now,
+) -> DeployResult:
+    """Let the version before the last deployment take the place of the one that is there.
+
+    ``app`` is that version, loaded from its file as it was: no code is kept. The version that is left is kept in its
+    turn, so a rollback can be undone by another one. The arguments are those of :func:`millstream.ops.deploy.deploy`.
+
+    Raises:
+        ConfigError: no version is kept, or its time has run out; the app is another one than that version; or the log no
+            longer holds all that was read since. Each can be deployed instead.
+        ConflictError: the app was run or deployed meanwhile: do it again. Or a deployment is at work.
+    """
+    keeping = Keeping.of(keep, clock)
+    with hold_deployment(app.folder):
+        settle(app, clock())
+        plan = plan_change(app, same_expressions=same_expressions)
+        kept = PreviousVersion(app.name, app.folder).program()
+        if kept is None:
+            raise ConfigError(
+                f"No version of {app.name} is kept to go back to: it was never deployed, or the time for which the version "
+                "before was kept has run out. Deploy the file as it was (millstream deploy), which reads the log from its "
+                "start."
+            )
+        deployment = prepare(app, plan, same_expressions=same_expressions, gone_ok=True)
+        if deployment is None:
+            raise ConfigError(
+                f"{app.name} runs this program now. Give the file as it was before the last deployment."
+            )
+        _check_is_that_version(app.name, kept, deployment.program)
+        return replace(deployment, keeping=keeping, back=True).complete(on_batch, rows_per_batch)
+
+
+def _check_is_that_version(app: str, kept: StoredProgram, now: StoredProgram) -> None:
+    """Make sure that a program is the one that was kept, in all its steps and outputs."""
+    found = [*different_steps(kept, now)]
+    for name in sorted(kept.outputs.keys() | now.outputs.keys()):
+        was, after = (canonical_text(one.outputs.get(name)) for one in (kept, now))
+        if was != after:
+            found.append(f"output {name!r}")
+    if found:
+        raise ConfigError(
+            f"This is not the version of {app} that was there before the last deployment; it differs in: "
+            f"{'; '.join(found)}. Give the file as it was then, with the modules that it imports. To have this program "
+            "instead, deploy it (millstream deploy)."
+        )

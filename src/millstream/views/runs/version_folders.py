@@ -1,0 +1,80 @@
+"""The folders of an app's other versions: ``next/``, which is being computed, and ``previous/``, which ran before.
+
+``previous/`` is made by a deployment (`ops/previous_version.py`) under the name ``previous.new/``, together with the file
+``kept-until.json``, which also says by what program it is replaced. It gets its name once that program is in place. So
+what was kept before is there until then, and an interrupted deployment or rollback can be repeated:
+
+==================================================  ================================================================
+a crash after                                       leaves
+==================================================  ================================================================
+1. a part of ``previous.new/`` is there             no ``kept-until.json`` in it: it is removed
+2. all of it is there                               the program in place is not the one that replaces it: it is removed
+3. the program that replaces it is in place         it is that one: it becomes ``previous/``
+4. ``previous/`` is renamed to ``….dropped/``       the same
+5. ``previous.new/`` is renamed to ``previous/``    all is done
+==================================================  ================================================================
+
+Both folders are removed by a rename first, so they are there as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from datetime import datetime
+from pathlib import Path
+
+from millstream.log.files import DISK
+
+NEXT_FOLDER = "next"
+PREVIOUS_FOLDER = "previous"
+PREVIOUS_NEW_FOLDER = "previous.new"
+_NOTE = "kept-until.json"
+
+
+def write_kept_until(folder: Path, until: datetime, replaced_by: str) -> None:
+    """Complete the ``previous.new/`` of an app's folder: until when it is kept, and by what program it is replaced."""
+    text = json.dumps({"until": until.isoformat(), "replaced_by": replaced_by})
+    (folder / PREVIOUS_NEW_FOLDER / _NOTE).write_text(text)
+    DISK.sync_folder(folder / PREVIOUS_NEW_FOLDER)
+
+
+def settle_previous(folder: Path, program: str) -> None:
+    """Let ``previous.new/`` become ``previous/`` if the ``program`` in place is the one that replaces it; else remove it."""
+    made = folder / PREVIOUS_NEW_FOLDER
+    try:
+        replaced_by = json.loads((made / _NOTE).read_text())["replaced_by"]
+    except FileNotFoundError:
+        replaced_by = None
+    if replaced_by != program:
+        shutil.rmtree(made, ignore_errors=True)
+        return
+    remove_version(folder, PREVIOUS_FOLDER)
+    made.rename(folder / PREVIOUS_FOLDER)
+    DISK.sync_folder(folder)
+
+
+def kept_until(folder: Path) -> datetime | None:
+    """Return until when an app's folder has a version to go back to; None if it has none."""
+    try:
+        values = json.loads((folder / PREVIOUS_FOLDER / _NOTE).read_text())
+    except FileNotFoundError:
+        return None
+    return datetime.fromisoformat(values["until"])
+
+
+def remove_version(folder: Path, name: str) -> None:
+    """Remove one of these folders of an app, if it is there."""
+    dropped = folder / f"{name}.dropped"
+    shutil.rmtree(dropped, ignore_errors=True)
+    if (folder / name).exists():
+        (folder / name).rename(dropped)
+        DISK.sync_folder(folder)
+        shutil.rmtree(dropped)
+
+
+def drop_expired(folder: Path, now: datetime) -> None:
+    """Remove the version that an app's folder keeps, if its time has run out."""
+    until = kept_until(folder)
+    if until is not None and until <= now:
+        remove_version(folder, PREVIOUS_FOLDER)

@@ -1,0 +1,181 @@
+"""Going back to the version before: from what is kept of it, until its time has run out, and to no other version."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from unittest import mock
+
+import pytest
+from edited_app import EDIT, EditedApp, answers, edited_answers, events
+
+import millstream as ms
+from millstream.errors import ConfigError
+from millstream.ops.deploy import deploy
+from millstream.ops.plan import plan_change
+from millstream.ops.rollback import rollback
+from millstream.testing.disk import SimulatedCrash
+from millstream.views.runs.version_folders import PREVIOUS_FOLDER, drop_expired, remove_version
+from millstream.views.state_store.store import StateStore
+
+NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
+
+
+def at(days=0.0):
+    return lambda: NOW + timedelta(days=days)
+
+
+@pytest.fixture
+def deployed(tmp_path):
+    """Return an app of which an edit was deployed a while ago, and its events."""
+    edited = EditedApp(tmp_path, 4)
+    edited.create()
+    rows = events(150, 5)
+    edited.append(rows)
+    edited.run(edited.write())
+    result = deploy(edited.write(*EDIT), keep="3 days", clock=at())
+    assert result.kept_until == NOW + timedelta(days=3)
+    more = events(40, 6, first=len(rows))
+    edited.append(more)
+    edited.run(edited.write(*EDIT))
+    return edited, [*rows, *more]
+
+
+def test_a_rollback_reads_what_came_since_and_can_be_undone(deployed):
+    edited, rows = deployed
+    app = edited.write()
+    assert plan_change(app).kept_until == NOW + timedelta(days=3)
+    done = rollback(app, clock=at(2.9))
+    assert (done.switched, done.records) == (True, 40)
+    assert done.kept_until == NOW + timedelta(days=9.9)  # of the version that was left
+    assert edited.views(app) == answers(rows)
+    more = events(30, 7, first=len(rows))
+    edited.append(more)
+    edited.run(app)
+    assert edited.views(app) == answers([*rows, *more])
+    app = edited.write(*EDIT)
+    assert rollback(app, clock=at(3)).records == 30
+    assert edited.views(app) == edited_answers([*rows, *more])
+
+
+@pytest.mark.parametrize("dropped_by", ["rollback", "deploy", "a run"])
+def test_a_version_whose_time_has_run_out_is_dropped(deployed, dropped_by):
+    edited, rows = deployed
+    app = edited.write(*EDIT)
+    if dropped_by == "deploy":
+        deploy(app, clock=at(3))
+    elif dropped_by == "a run":
+        drop_expired(app.folder, NOW + timedelta(days=3))
+    with pytest.raises(ConfigError, match="time for which the version before was kept has run out"):
+        rollback(edited.write(), clock=at(3))
+    assert plan_change(edited.write()).kept_until is None
+    assert not [*app.folder.glob(f"{PREVIOUS_FOLDER}*")]
+    assert edited.views(app) == edited_answers(rows)
+
+
+def test_only_the_version_before_is_gone_back_to(deployed):
+    edited, rows = deployed
+    with pytest.raises(ConfigError, match=r"runs this program now"):
+        rollback(edited.write(*EDIT), clock=at(1))
+    app = edited.write(("FACTOR = 2", "FACTOR = 7"))
+    with pytest.raises(
+        ConfigError, match=r"differs in: step 'per_kind'.*the code of its functions"
+    ):
+        rollback(app, clock=at(1))
+    app = edited.write(('pl.col("cost") > 3', 'pl.col("cost") > 4'))
+    with pytest.raises(ConfigError, match=r"output 'dear'"):
+        rollback(app, clock=at(1))
+    assert edited.views(app) == edited_answers(rows)
+
+
+def test_without_the_start_of_the_log_a_rollback_is_possible_and_without_what_came_since_not(
+    tmp_path,
+):
+    edited = EditedApp(tmp_path, 1)
+    edited.create()
+    rows = events(150, 5)
+    edited.append(rows)
+    edited.run(edited.write())
+    deploy(edited.write(*EDIT), clock=at())
+    with ms.connect(edited.log) as log:
+        log.delete_records("clicks", 0, 140)
+    app = edited.write()
+    assert rollback(app, clock=at(1)).records == 0
+    assert edited.views(app) == answers(rows)
+    more = events(40, 6, first=len(rows))
+    edited.append(more)
+    edited.run(app)
+    with ms.connect(edited.log) as log:
+        log.delete_records("clicks", 0, 170)
+    with pytest.raises(ConfigError, match="no longer holds all records that were read since"):
+        rollback(edited.write(*EDIT), clock=at(2))
+    assert edited.views(app) == answers([*rows, *more])
+
+
+def test_a_crash_while_a_version_is_dropped_leaves_it_whole_or_not_at_all(deployed):
+    edited, rows = deployed
+    app = edited.write()
+    with (
+        mock.patch(
+            "millstream.views.runs.version_folders.shutil.rmtree",
+            side_effect=[None, SimulatedCrash],
+        ),
+        suppress(SimulatedCrash),
+    ):
+        remove_version(app.folder, PREVIOUS_FOLDER)
+    assert (app.folder / "previous.dropped").exists()
+    with pytest.raises(ConfigError, match="No version of ads is kept"):
+        rollback(app, clock=at(1))
+    assert deploy(app, clock=at(1)).records == len(rows)
+    assert edited.views(app) == answers(rows)
+    assert not (app.folder / "previous.dropped").exists()
+
+
+def test_a_deployment_that_is_killed_after_its_transaction_can_be_gone_back_from(deployed):
+    edited, rows = deployed
+    app = edited.write(("FACTOR = 2", "FACTOR = 7"))
+    with (
+        mock.patch("millstream.ops.deploy.settle_previous", side_effect=[None, SimulatedCrash]),
+        suppress(SimulatedCrash),
+    ):
+        deploy(app, clock=at(1))
+    assert rollback(edited.write(*EDIT), clock=at(2)).records == 0
+    assert edited.views(app) == edited_answers(rows)
+
+
+def test_a_rollback_that_is_killed_before_its_transaction_has_changed_nothing(deployed):
+    edited, rows = deployed
+    app = edited.write()
+    with (
+        mock.patch.object(StateStore, "switch_program", side_effect=SimulatedCrash),
+        suppress(SimulatedCrash),
+    ):
+        rollback(app, clock=at(1))
+    assert edited.views(app) == edited_answers(rows)
+    assert rollback(app, clock=at(1)).records == 0  # by what was computed
+    assert edited.views(app) == answers(rows)
+
+
+@pytest.mark.parametrize("keep", ["a week", "-1 day", "9000 weeks"])
+def test_how_long_to_keep_a_version_is_a_duration_of_at_most_100_years(deployed, keep):
+    edited, _ = deployed
+    with pytest.raises(ConfigError, match="keep"):
+        deploy(edited.write(), keep=keep)
+
+
+def test_the_command_goes_back(deployed, call):
+    edited, rows = deployed
+    edited.write()
+    answer = call("deploy", str(edited.file), "--keep", "1 hour")
+    assert answer.code == 0, answer.err
+    assert "is kept until" in answer.out
+    edited.write(*EDIT)
+    said = call("plan", str(edited.file)).out
+    assert "millstream rollback goes back to it" in said
+    answer = call("rollback", str(edited.file), "--json")
+    assert answer.code == 0, answer.err
+    assert '"switched": true' in answer.out
+    assert edited.views(edited.write(*EDIT)) == edited_answers(rows)
+    answer = call("rollback", str(edited.file))
+    assert answer.code == 2
+    assert "runs this program now" in answer.err
