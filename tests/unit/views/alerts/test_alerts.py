@@ -269,13 +269,14 @@ def test_thinned_samples_say_the_same_of_a_counter_as_all_of_them(steps):
         state = Evaluation(counted, "a", now_s).next_state(state, series)
     (kept,) = state.samples.values()
 
-    def since(seconds):
-        """Return how much it grew since the newest sample that is so old, or else since the first."""
-        old = [v for at, v in all_samples if at <= now_s - seconds]
-        return value - (old[-1] if old else all_samples[0][1])
+    def before(at_s):
+        """Return time and value of the newest sample that is so old, or else of the first."""
+        return next((one for one in reversed(all_samples) if one[0] <= at_s), all_samples[0])
 
-    # Samples are a second apart at least: so the start is up to two seconds earlier than it could be.
-    assert since(60.0) <= change(kept, counter=True) <= since(62.0)
+    began_s, began_at = before(now_s - 60.0)
+    # A sample that was thinned out is represented by one less than a second before it.
+    _, earlier = before(began_s - 1.0)
+    assert value - began_at <= change(kept, counter=True) <= value - earlier
 
 
 def readings_of(count):
