@@ -83,9 +83,7 @@ def test_all_that_a_batch_commits_is_read_elsewhere(place):
     state = {(0, 0): b"\0manifest\xff", (1, 3): b""}
     sinks = {"postgresql:1": "postgresql://host/db"}
     record = {"batch_id": 0, "phases": {"read": 1.5}}
-    assert run.commit(
-        0, [counts(a=1, b=2)], ledger=ledger, state=state, sinks=sinks, record=record
-    )
+    assert run.commit(0, [counts(a=1, b=2)], ledger=ledger, state=state, sinks=sinks, record=record)
     assert run.commit(1, [counts(b=2, c=3)], position={"u": {"1": 5}}, state={(0, 0): b"two"})
     run.store.put_description("app", "graph", {"nodes": ["é", None, 1.5]})
     read = place.open(readonly=True)
