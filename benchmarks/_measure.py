@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -131,13 +132,19 @@ def spread(values: list[float], digits: int = 1) -> str:
     return f"{middle:.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 
-def plain_spark(cores: int, *, apply_settings: bool = True):
-    """A Spark session as a careful user sets it up, without anything of ours."""
+def plain_spark(
+    cores: int,
+    *,
+    apply_settings: bool = True,
+    master: str | None = None,
+    settings: Mapping[str, str] | None = None,
+):
+    """A Spark session as a careful user sets it up, without anything of ours; on this machine, or on a cluster."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 
     builder = (
-        SparkSession.builder.master(f"local[{cores}]")
+        SparkSession.builder.master(master or f"local[{cores}]")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.memory", "4g")
@@ -154,4 +161,6 @@ def plain_spark(cores: int, *, apply_settings: bool = True):
             )
             .config(f"{state}.rocksdb.changelogCheckpointing.enabled", "true")
         )
+    for name, value in (settings or {}).items():
+        builder = builder.config(name, value)
     return builder.getOrCreate()

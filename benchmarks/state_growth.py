@@ -202,7 +202,7 @@ def peer(folder: Path, options: argparse.Namespace) -> list[Level]:
     return list(measured(Feeder(query, send), options, levels))
 
 
-def start(frame, checkpoint: Path, mode: str):
+def start(frame, checkpoint: Path | str, mode: str):
     writer = frame.writeStream.format("noop").outputMode(mode)
     return writer.option("checkpointLocation", str(checkpoint)).start()
 

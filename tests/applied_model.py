@@ -142,11 +142,9 @@ class ModelDatabase:
         return [TableChange("public", table, "t", ())]
 
 
-def write(log, units, *, partitions=1, cleanup="delete", group=3):
+def write(log, units, *, partitions=1, cleanup="delete", group=3, connector="postgresql"):
     """Write units as capture does, several to a transaction of the log."""
-    writer = CaptureWriter(
-        log, CaptureTopics("shop"), "postgresql", lambda: 5000, partitions, cleanup
-    )
+    writer = CaptureWriter(log, CaptureTopics("shop"), connector, lambda: 5000, partitions, cleanup)
     with writer:
         units = list(units)
         for first in range(0, len(units), group):

@@ -26,6 +26,14 @@ WANTED: dict[str, tuple[str, Callable[[], bool]]] = {
         "the tests of the page in a browser",
         lambda: any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
     ),
+    "prometheus": (
+        "the tests of metrics in Prometheus",
+        lambda: bool(shutil.which("prometheus") and shutil.which("promtool")),
+    ),
+    "prometheus-alertmanager": (
+        "the tests of alerts in Alertmanager",
+        lambda: bool(shutil.which("prometheus-alertmanager")),
+    ),
     "kcat": ("the tests of the broker with kcat", lambda: bool(shutil.which("kcat"))),
 }
 

@@ -41,6 +41,7 @@ _MODULES: dict[str, str] = {
         "millstream.pipeline.debezium": "Debezium debezium",
         "millstream.pipeline.dedup": "bloom",
         "millstream.pipeline.device_clock": "device_time",
+        "millstream.pipeline.sequences": "PatternSequence either matched sequence",
         "millstream.pipeline.stream": "Stream Windowed",
         "millstream.pipeline.table": "Grouped Table",
         "millstream.pipeline.topic": "Topic",
@@ -56,6 +57,8 @@ _MODULES: dict[str, str] = {
         "millstream.sourcing.store": "EventStore",
         "millstream.sourcing.stored_event": "SourcedEvent",
         "millstream.views": "panels",
+        "millstream.views.alerts.rule": "alert",
+        "millstream.views.alerts.targets": "tell_command tell_email tell_webhook",
         "millstream.views.coverage": "PartialOutputWarning",
         "millstream.views.reader": "View view",
         "millstream.views.server.server": "serve",
@@ -102,6 +105,10 @@ if TYPE_CHECKING:
     from millstream.pipeline.debezium import debezium as debezium
     from millstream.pipeline.dedup import bloom as bloom
     from millstream.pipeline.device_clock import device_time as device_time
+    from millstream.pipeline.sequences import PatternSequence as PatternSequence
+    from millstream.pipeline.sequences import either as either
+    from millstream.pipeline.sequences import matched as matched
+    from millstream.pipeline.sequences import sequence as sequence
     from millstream.pipeline.stream import Stream as Stream
     from millstream.pipeline.stream import Windowed as Windowed
     from millstream.pipeline.table import Grouped as Grouped
@@ -127,6 +134,10 @@ if TYPE_CHECKING:
     from millstream.sourcing.store import EventStore as EventStore
     from millstream.sourcing.stored_event import SourcedEvent as SourcedEvent
     from millstream.views import panels as panels
+    from millstream.views.alerts.rule import alert as alert
+    from millstream.views.alerts.targets import tell_command as tell_command
+    from millstream.views.alerts.targets import tell_email as tell_email
+    from millstream.views.alerts.targets import tell_webhook as tell_webhook
     from millstream.views.coverage import PartialOutputWarning as PartialOutputWarning
     from millstream.views.reader import View as View
     from millstream.views.reader import view as view

@@ -117,6 +117,9 @@ WRONG = {
     ("Stream.top", "by", "descc", "desc"): declared(
         lambda word: stream().top(3, by=[("n", word)], per="id")
     ),
+    ("PatternSequence.skip", "mode", "past_lst", "past_last"): declared(
+        lambda word: ms.sequence("a", pl.col("n") > 1).skip(word)
+    ),
     ("Stream.join", "how", "fulll", "full"): declared(
         lambda word: two(lambda a, b: a.join(b, "id", within=WITHIN, how=word))
     ),

@@ -41,6 +41,7 @@ PROGRAMS_WITHIN = (  # documents whose snippets are programs
     "docs/schemas.md",
     "docs/sourcing.md",
     "docs/testing.md",
+    "docs/watch.md",
 )
 HEAVY = {"pyspark", "pyarrow", "polars", "numpy", "pandas"}
 

@@ -33,6 +33,12 @@ _REQUESTS_MAX = 64  # of one connection, read and not yet handled
 _PRODUCES_MAX = 64  # of one connection, handled at the same time
 _CHUNK_BYTES = 1024 * 1024  # of a response, written at a time
 _TLS_CHUNK_BYTES = 256 * 1024  # the same, with encryption: other connections are served in between
+_REFUSALS = {  # what the broker ends a connection for, and its name in the metrics
+    MalformedError: "malformed",
+    UnknownRequestError: "unsupported",
+    UnauthenticatedError: "unauthenticated",
+    TimeoutError: "timeout",
+}
 _TLS_HANDSHAKE = b"\x16\x03"  # the first bytes of a TLS handshake
 
 
@@ -110,12 +116,14 @@ class Connection:
 
     def _log_end(self, error: object) -> None:
         """Log why a connection ended, unless the client disconnected: an OSError here is the socket's."""
-        expected = (MalformedError, UnknownRequestError, UnauthenticatedError, TimeoutError)
-        if isinstance(error, expected):
+        reason = next((name for kind, name in _REFUSALS.items() if isinstance(error, kind)), None)
+        if reason is not None:
+            self._node.counters.refusals[reason] += 1
             self._node.log_limiter.log_closed(
                 f"closed the connection of {self._peer.client_host}: {error}"
             )
         elif isinstance(error, Exception) and not isinstance(error, (OSError, EOFError)):
+            self._node.counters.refusals["fault"] += 1
             self._node.log_limiter.log_closed(
                 f"a request of {self._peer.client_host} failed", fault=error
             )

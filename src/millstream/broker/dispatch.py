@@ -171,6 +171,7 @@ def decode_call(frame: bytes, peer: Peer) -> Call:
 
 async def handle_request(node: BrokerNode, call: Call) -> list[BytesLike] | None:
     """Handle a request; return the response frame in chunks, or None if no response is wanted."""
+    node.counters.requests[call.api.name] += 1
     with storage_errors():  # an OSError that is raised beside it is the socket's
         response = await HANDLERS[call.api](node, call)
     return None if response is None else encode_frame(call, response)

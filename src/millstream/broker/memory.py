@@ -42,6 +42,11 @@ class RequestMemory:
             asyncio.Timeout, float
         ] = {}  # large requests, by the time of their first bytes
 
+    @property
+    def held_bytes(self) -> int:
+        """How much requests hold. From any thread."""
+        return self._small.held_bytes + self._large.held_bytes
+
     def _budget(self, size: int) -> _Budget:
         return self._small if size <= SMALL_BYTES_MAX else self._large
 
@@ -79,8 +84,12 @@ class _Budget:
     """A number of bytes, granted in the order of requests."""
 
     def __init__(self, bytes_max: int) -> None:
-        self._left = bytes_max
+        self._bytes_max = self._left = bytes_max
         self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @property
+    def held_bytes(self) -> int:
+        return self._bytes_max - self._left
 
     @property
     def waited_for(self) -> bool:

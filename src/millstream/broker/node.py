@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 
+from millstream.broker.counters import BrokerCounters
 from millstream.broker.groups.coordinator import GroupCoordinator
 from millstream.broker.groups.offset_writer import OffsetWriter
 from millstream.broker.log_access import LogAccess
@@ -59,6 +60,7 @@ class BrokerNode:
         members = MemberMemory(settings.members_bytes_max, settings.group_members_max)
         self.groups = GroupCoordinator(settings, members)
         self.log_limiter = ConnectionLogLimiter()
+        self.counters = BrokerCounters()
         self.shares = SharePartitionManager(self.log)
         self.share_sessions = ShareSessionCache()
         self.share_groups = ShareGroupCoordinator(
@@ -97,6 +99,11 @@ class BrokerNode:
         await asyncio.gather(*self._member_writes.values(), return_exceptions=True)
 
     # -- members of share groups --------------------------------------------------------------
+
+    def connection_refused(self, open_now: int) -> None:
+        """Log and count a connection that is closed at once, as so many are open."""
+        self.counters.refusals["limit"] += 1
+        self.log_limiter.log_closed(f"closed a connection: {open_now} are open, the limit")
 
     def connection_closed(self, connection: int) -> None:
         """End the share sessions of a connection, and release what their members have acquired."""

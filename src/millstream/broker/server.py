@@ -10,12 +10,14 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from millstream.broker.connection import READ_AHEAD_BYTES, Connection
 from millstream.broker.maintenance import refresh_certificate, run_maintenance
 from millstream.broker.memory import RequestMemory
+from millstream.broker.metrics import read_broker_metrics
 from millstream.broker.node import BrokerNode
 from millstream.broker.security.authentication import Authenticator, SaslSession
 from millstream.broker.security.tls import Certificate
@@ -24,6 +26,7 @@ from millstream.broker.settings import BrokerSettings
 from millstream.errors import ConfigError, MillstreamError
 from millstream.listen_address import bind, is_loopback, parse_listen_address
 from millstream.log.writer import LogWriter
+from millstream.metrics.exposition import ReadFigures
 from millstream.ownership.client import take_ownership
 from millstream.ownership.server import OwnerServer
 from millstream.threads import Threads
@@ -41,13 +44,15 @@ _TLS_ENDS_S = 1.0  # for a client to agree to the end of a connection
 class RunningBroker:
     """A running broker: its address, and ``failed``, which is set if it must end.
 
-    ``writer`` is the log that it serves, for other uses in the same process.
+    ``writer`` is the log that it serves, for other uses in the same process. ``read_metrics`` adds its figures, from
+    any thread.
     """
 
     host: str
     port: int
     failed: asyncio.Future[MillstreamError]
     writer: LogWriter
+    read_metrics: ReadFigures
     encrypted: bool = False
 
     @property
@@ -101,12 +106,11 @@ async def serve(
         try:
             async with _serving(
                 writer, listener, advertised, security, settings or BrokerSettings()
-            ) as failed:
+            ) as (failed, read_metrics):
                 server.open(writer)
                 name, number = listener.getsockname()[:2]
-                yield RunningBroker(
-                    name, number, failed, writer, encrypted=security.certificate is not None
-                )
+                encrypted = security.certificate is not None
+                yield RunningBroker(name, number, failed, writer, read_metrics, encrypted)
         finally:
             await _in_thread(server.close)
             await _in_thread(writer.close)
@@ -141,6 +145,16 @@ class _Security:
             "127.0.0.1, or use --insecure (insecure=True)"
         )
 
+    def tls_options(self, login_s: float) -> dict[str, Any]:
+        """Return the options of asyncio's server for the certificate; none without one."""
+        if self.certificate is None:
+            return {}
+        return {
+            "ssl": self.certificate.context,
+            "ssl_handshake_timeout": login_s,
+            "ssl_shutdown_timeout": _TLS_ENDS_S,
+        }
+
     def close(self) -> None:
         if self.authenticator is not None:
             self.authenticator.close()
@@ -172,7 +186,8 @@ async def _serving(
     advertised: tuple[str, int] | None,
     security: _Security,
     settings: BrokerSettings,
-) -> AsyncIterator[asyncio.Future[MillstreamError]]:
+) -> AsyncIterator[tuple[asyncio.Future[MillstreamError], ReadFigures]]:
+    """Serve connections until the block ends; yield what is set if it must end, and what adds figures."""
     failed: asyncio.Future[MillstreamError] = asyncio.get_running_loop().create_future()
 
     def fail(error: MillstreamError) -> None:
@@ -189,9 +204,7 @@ async def _serving(
             stream.close()
             return
         if len(connections) >= settings.connections_max:
-            node.log_limiter.log_closed(
-                f"closed a connection: {len(connections)} are open, the limit"
-            )
+            node.connection_refused(len(connections))
             stream.close()
             return
         task = asyncio.current_task()
@@ -200,12 +213,14 @@ async def _serving(
         login = SaslSession(security.authenticator, client_host) if security.authenticator else None
         connection = Connection(node, memory, reader, stream, advertised=advertised, login=login)
         connections[task] = connection
+        node.counters.count_accepted(open_now=len(connections))
         try:
             await connection.run()
         except asyncio.CancelledError:
             pass  # the broker ends; asyncio would log the cancelled task as an error
         finally:
             del connections[task]
+            node.counters.connections = len(connections)
 
     node.start()
     await node.resume()
@@ -213,18 +228,15 @@ async def _serving(
     if security.certificate is not None:
         maintenance.append(asyncio.create_task(refresh_certificate(node, security.certificate)))
     try:
-        tls: dict[str, Any] = {}
-        if security.certificate is not None:
-            tls = {
-                "ssl": security.certificate.context,
-                "ssl_handshake_timeout": settings.login_s,
-                "ssl_shutdown_timeout": _TLS_ENDS_S,
-            }
         server = await asyncio.start_server(
-            connected, sock=listener, limit=READ_AHEAD_BYTES, backlog=_BACKLOG, **tls
+            connected,
+            sock=listener,
+            limit=READ_AHEAD_BYTES,
+            backlog=_BACKLOG,
+            **security.tls_options(settings.login_s),
         )
         try:
-            yield failed
+            yield failed, partial(read_broker_metrics, node, memory)
         finally:
             ending.set()
             server.close()

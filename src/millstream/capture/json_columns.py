@@ -74,8 +74,14 @@ class Cells:
 
 def as_cells(texts: Sequence[str | None]) -> Cells:
     """Return texts as a column's cells."""
-    column = pa.array([None if text is None else text.encode() for text in texts], pa.binary())
-    offsets = np.frombuffer(column.buffers()[1], np.int32)[: len(texts) + 1].astype(np.int64)
+    return cells_of(
+        pa.array([None if text is None else text.encode() for text in texts], pa.binary())
+    )
+
+
+def cells_of(column: pa.Array) -> Cells:
+    """Return the bytes of an array that begins at 0 as a column's cells."""
+    offsets = np.frombuffer(column.buffers()[1], np.int32)[: len(column) + 1].astype(np.int64)
     lengths = np.diff(offsets)
     if column.null_count:
         lengths[np.asarray(column.is_null())] = -1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -18,7 +19,7 @@ from millstream.capture.units import CaptureUnit, Progress
 from millstream.capture.writer import CaptureWriter
 from millstream.choices import choose
 from millstream.client.log import EventLog
-from millstream.client.open import connect
+from millstream.client.open import connect, open_reader
 from millstream.errors import ConfigError, ConflictError, MillstreamError, RetriableError
 
 CaptureUntil = Literal["stopped", "caught-up"]
@@ -210,6 +211,7 @@ class Capture:
             self.partitions,
             self.cleanup,
             self.outbox,
+            self._cleanup_of,
         )
         with writer:
             known = writer.progress
@@ -237,6 +239,10 @@ class Capture:
                             self._known = stored.source
                             self.source.acknowledge(stored.source)
                         yield self._status(writer, last)
+
+    def _cleanup_of(self, topic: str) -> str:
+        with closing(open_reader(self.log)) as reader:
+            return reader.settings(topic)["cleanup.policy"]
 
     def _follow(self, asked: list[RereadRequest] | ConfigError) -> None:
         """Have the source follow a signal; what of it cannot be followed is told, and passed over."""

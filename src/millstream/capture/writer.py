@@ -42,7 +42,7 @@ from millstream.capture.record_queues import RecordQueues
 from millstream.capture.units import CaptureUnit, Progress
 from millstream.client.log import EventLog
 from millstream.client.producer import Producer
-from millstream.errors import ConflictError, CorruptionError
+from millstream.errors import ConfigError, ConflictError, CorruptionError
 
 PROGRESS_VERSION = 1
 TRANSACTION_TIMEOUT = "15 minutes"  # as long as Kafka's brokers allow
@@ -77,8 +77,10 @@ class CaptureWriter:
         partitions: Of topics of tables that do not exist yet.
         cleanup: The same: "delete", "compact" or "compact,delete".
         outbox: Routes the events of an outbox, if there is one.
+        cleanup_of: What "cleanup" a topic has now, which others may have made or altered.
 
     Raises:
+        ConfigError: a topic is compacted, and the rows of its table have no key.
         ConflictError: the topic of progress was made by another kind of source, or by a later version; it, or a topic
             of a table, is no longer the one that was written.
     """
@@ -90,8 +92,10 @@ class CaptureWriter:
     partitions: int = 1
     cleanup: str = "delete"
     outbox: OutboxRouter | None = None
+    cleanup_of: Callable[[str], str] | None = None
     progress: StoredProgress | None = None
     _known: dict[str, str] = field(default_factory=dict)
+    _unkeyed: set[str] = field(default_factory=set)  # topics that take records without keys
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -176,19 +180,38 @@ class CaptureWriter:
     def _send(self, record: CapturedRecord | CapturedRecords) -> None:
         if record.table and record.topic not in self._known:
             self._create(record.topic, partitions=self.partitions, cleanup=self.cleanup)
+        if not isinstance(record, CapturedRecords) and record.truncate:
+            self._truncate(record)
+            return
         if isinstance(record, CapturedRecords):
+            if record.keys is None:
+                self._check_takes_unkeyed(record.topic)
             self._queues.add_many(record)
             return
         if record.routed:
             self._create(record.topic, partitions=self.partitions)
-        if record.truncate:
-            self._truncate(record)
-            return
+        elif record.table and record.key is None:
+            self._check_takes_unkeyed(record.topic)
         self._queues.add(record)
+
+    def _is_compacted(self, topic: str) -> bool:
+        return "compact" in (self.cleanup if self.cleanup_of is None else self.cleanup_of(topic))
+
+    def _check_takes_unkeyed(self, topic: str) -> None:
+        if topic in self._unkeyed:
+            return
+        if self._is_compacted(topic):
+            table = ".".join(self.topics.tables[topic])
+            raise ConfigError(
+                f"the topic {topic!r} is compacted (cleanup.policy), and the rows of {table} have no key, of which the "
+                f"last record could be kept. Have the topic keep all: millstream topic alter {topic} --cleanup delete; "
+                "or give the table a primary key, and capture it under another name."
+            )
+        self._unkeyed.add(topic)
 
     def _truncate(self, record: CapturedRecord) -> None:
         """Write it to each partition, which others may be read without: it is one change, with one number."""
-        if "compact" in self.cleanup:
+        if self._is_compacted(record.topic):
             record = record._replace(key=_TRUNCATE_KEY)
         for partition in range(len(self.log.offsets(record.topic))):
             self._queues.add(record._replace(partition=partition))

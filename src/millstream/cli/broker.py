@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import click
@@ -15,10 +16,13 @@ import click
 from millstream.broker.allocator import retain_freed_memory
 from millstream.broker.server import LISTEN, RunningBroker, serve
 from millstream.broker.settings import BrokerSettings
+from millstream.cli.metrics_option import metrics_option, serving_metrics
 from millstream.cli.ready_file import ready_file_option, write_ready_file
 from millstream.cli.tables import folder_argument
+from millstream.client.log_metrics import read_log_metrics
 from millstream.durations import to_us
 from millstream.log.takeover import SPARE_FILES
+from millstream.metrics.exposition import Exposition, ReadFigures
 
 
 @click.command()
@@ -53,6 +57,7 @@ from millstream.log.takeover import SPARE_FILES
     type=click.Path(dir_okay=False, path_type=Path),
     help="Clients authenticate by name and password (SASL PLAIN); `millstream user add` writes the file.",
 )
+@metrics_option
 @ready_file_option
 @click.option(
     "--broker-id",
@@ -92,6 +97,7 @@ def broker(
     tls_cert: Path | None,
     tls_key: Path | None,
     users: Path | None,
+    metrics: str | None,
     ready_file: Path | None,
     broker_id: int,
     auto_create: bool,
@@ -139,6 +145,7 @@ def broker(
                 settings=settings,
             ),
             folder,
+            metrics,
             ready_file,
         )
     )
@@ -157,7 +164,10 @@ def _files_max() -> int:
 
 
 async def _run(
-    broker: AbstractAsyncContextManager[RunningBroker], folder: Path, ready_file: Path | None
+    broker: AbstractAsyncContextManager[RunningBroker],
+    folder: Path,
+    metrics: str | None,
+    ready_file: Path | None,
 ) -> None:
     """Serve until a signal arrives, or the disk fails."""
     ended = asyncio.Event()
@@ -165,11 +175,24 @@ async def _run(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
     async with broker as serving:
-        with _announce_ready(serving, folder, ready_file):
+        with (
+            serving_metrics(metrics, lambda: _exposition(serving, folder)),
+            _announce_ready(serving, folder, ready_file),
+        ):
             serving.failed.add_done_callback(lambda _: ended.set())
             await ended.wait()
         if serving.failed.done():
             raise serving.failed.result()
+
+
+def _exposition(serving: RunningBroker, folder: Path) -> Exposition:
+    def why_not_ready() -> str | None:
+        failure = serving.writer.failure
+        return None if failure is None else str(failure)
+
+    read_log: ReadFigures = partial(read_log_metrics, folder)
+    sources = {"broker": serving.read_metrics, "log": read_log}
+    return Exposition(sources, [why_not_ready])
 
 
 @contextmanager

@@ -45,6 +45,7 @@ COMMANDS = {
     "ledger": "Show where every event of APP went: the ledger, per batch or in total.",
     "why": "Say why a window is open, an event late, a job behind, a row missing, or a value what it is.",
     "top": "Show what the apps of a log do, at a glance: how far behind, how fast, and where their time goes.",
+    "alert": "Look at the figures of a log by the rules in FILE, and tell what is wrong.",
     "view": "Look at maintained views: list them, show rows, follow changes.",
     "dead": "Look at records that could not be processed, and append them again.",
     "sourcing": "Check what is kept beside the events of an event store.",

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from millstream.choices import did_you_mean
+from millstream.cli.log_format import log_format_option, set_log_format
+from millstream.cli.metrics_option import metrics_option
 from millstream.cli.spark_settings import spark_settings
 from millstream.cli.tables import Address, Choice
 from millstream.errors import ConfigError
@@ -66,6 +68,14 @@ if TYPE_CHECKING:
     is_flag=True,
     help="After an upgrade of polars or Python: confirm that expressions with unchanged text are the same.",
 )
+@log_format_option
+@metrics_option
+@click.option(
+    "--ready-within",
+    default="5 minutes",
+    show_default=True,
+    help="/readyz is 503 when records have waited and no batch was committed for so long.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print progress and report as JSON lines.")
 @click.pass_context
 def run(
@@ -82,6 +92,9 @@ def run(
     properties_file: Path | None,
     pairs: tuple[str, ...],
     same_expressions: bool,
+    log_format: str,
+    metrics: str | None,
+    ready_within: str,
     as_json: bool,
 ) -> None:
     """Run the pipeline that FILE declares, from where it stopped.
@@ -97,8 +110,10 @@ def run(
       millstream run app.py
       millstream run app_folder.py:billing --until caught-up
       millstream run app.py --timeout "1 hour" --json
+      millstream run app.py --metrics 127.0.0.1:9464
       millstream run app.py --master yarn --conf spark.executor.cores=2
     """
+    set_log_format(log_format)
     path, name = split_file(file, name)
     settings = spark_settings(properties_file, pairs)
     if not as_json:
@@ -114,6 +129,8 @@ def run(
         cores=cores,
         settings=settings,
         same_expressions=same_expressions,
+        metrics=metrics,
+        ready_within=ready_within,
         on_progress=_show_json if as_json else None,
         show=None if as_json else sys.stdout,
     )

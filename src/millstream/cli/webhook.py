@@ -11,6 +11,7 @@ from typing import Literal
 
 import click
 
+from millstream.cli.metrics_option import metrics_option, serving_metrics
 from millstream.cli.ready_file import ready_file_option, write_ready_file
 from millstream.cli.tables import Choice, address_option, pluralize
 from millstream.durations import to_us
@@ -19,6 +20,7 @@ from millstream.edge.webhooks.header_file import read_headers
 from millstream.edge.webhooks.retry_policy import RetryPolicy
 from millstream.edge.webhooks.runner import WebhookRunner
 from millstream.edge.webhooks.signature import read_secret
+from millstream.metrics.exposition import Exposition
 
 
 @click.command()
@@ -100,6 +102,7 @@ from millstream.edge.webhooks.signature import read_secret
     help="The longest wait, unless the endpoint asks for more (up to an hour).",
 )
 @address_option
+@metrics_option
 @ready_file_option
 def webhook(
     topic: str,
@@ -118,6 +121,7 @@ def webhook(
     backoff: str,
     backoff_max: str,
     address: Path | str,
+    metrics: str | None,
     ready_file: Path | None,
 ) -> None:
     """Deliver the records of TOPIC to the endpoint URL, at least once.
@@ -153,10 +157,12 @@ def webhook(
         headers={} if header_file is None else read_headers(header_file),
         secrets=[read_secret(path) for path in secret_files],
     )
-    _deliver(address, what, ready_file)
+    _deliver(address, what, metrics, ready_file)
 
 
-def _deliver(address: Path | str, what: Webhook, ready_file: Path | None) -> None:
+def _deliver(
+    address: Path | str, what: Webhook, metrics: str | None, ready_file: Path | None
+) -> None:
     """Deliver or wait on standby until a signal arrives, and report it."""
     with ExitStack() as stack:
         ready = False
@@ -177,7 +183,8 @@ def _deliver(address: Path | str, what: Webhook, ready_file: Path | None) -> Non
             on_standby=lambda why: announce(why, err=True),
             report=lambda text: click.echo(text, err=True),
         )
-        with _stopped_by_signals(runner):
+        exposition = Exposition({"webhook": runner.read_metrics}, [runner.why_not_ready])
+        with serving_metrics(metrics, lambda: exposition), _stopped_by_signals(runner):
             runner.run()
     totals = runner.totals
     click.echo(

@@ -89,6 +89,10 @@ class _FatalError:
         if first:
             self._on_failure()
 
+    def why_not_ready(self) -> str | None:
+        """Return why nothing can be appended; None if it can."""
+        return None if self.error is None else str(self.error)
+
 
 @contextmanager
 def serve(
@@ -210,6 +214,7 @@ def _serve_http(
         quick=connection.is_folder,
         heartbeat_s=settings.heartbeat_s,
         subscribers_max=settings.subscribers_max,
+        why_not_ready=failure.why_not_ready,
         on_failure=failure.record,
     )
     host, _ = parse_listen_address(http, HTTP_DEFAULT)

@@ -170,9 +170,9 @@ class LogWriter:
             sync_threads=sync_threads,
             background=background,
         )
-        self.transactions = TransactionCoordinator(
-            self.control, self, clock_ms=self._clock_ms, running_ms=self.running_ms
-        )
+        self.sync_times = self._commit.sync_times  # how long syncs of appends took
+        clocks = {"clock_ms": self._clock_ms, "running_ms": self.running_ms}
+        self.transactions = TransactionCoordinator(self.control, self, **clocks)
         # 1. The partitions were recovered and synced; 2. their state and the header are published;
         # 3. state.mm is synced; 4. the mark is removed. A crash before 4 means verifying again.
         self._publish(self._partitions.values())

@@ -15,7 +15,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -50,6 +50,7 @@ class CachedObjectStore:
     checksums: bool = True
     _uploads: OrderedDict[str, tuple[pa.Buffer, Future[None]]] = field(default_factory=OrderedDict)
     _deletes: list[Future[None]] = field(default_factory=list)
+    _hits: int = 0
 
     @classmethod
     def open(cls, url: str, folder: Path, size_max: int) -> CachedObjectStore:
@@ -63,7 +64,7 @@ class CachedObjectStore:
 
     @property
     def requests(self) -> RequestCounts:
-        return self.client.counts
+        return replace(self.client.counts, cache_hits=self._hits)
 
     def put(self, name: str, write: Write) -> Stored:
         sink = pa.BufferOutputStream()
@@ -85,6 +86,7 @@ class CachedObjectStore:
     def read(self, name: str, extent: Extent) -> Loaded:
         found = self._read_cached(name, extent)
         if found is not None:
+            self._hits += 1
             return found
         if name in self._uploads:
             return Loaded(_cut(self._uploads[name][0], extent), mapped=False)

@@ -18,7 +18,10 @@ Write = Callable[["pa.NativeFile | BinaryIO"], object]
 
 @dataclass(frozen=True)
 class RequestCounts:
-    """How often, and with how many bytes, an object store was asked. A try that failed is a request, too."""
+    """How often, and with how many bytes, an object store was asked. A try that failed is a request, too.
+
+    ``cache_hits`` are the reads that its cache answered, so that it was not asked.
+    """
 
     puts: int = 0
     gets: int = 0
@@ -27,6 +30,7 @@ class RequestCounts:
     retries: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
+    cache_hits: int = 0
 
     def __add__(self, other: RequestCounts) -> RequestCounts:
         return RequestCounts(

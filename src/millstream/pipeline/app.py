@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from millstream.choices import choose
-from millstream.client.address import log_folder, shown
 from millstream.durations import Duration, to_us
-from millstream.errors import ConfigError, RetriableError
+from millstream.errors import ConfigError
 from millstream.kernels.errors.dead_letters import BadRecordPolicy
 from millstream.kernels.errors.user_code import UserCode
 from millstream.kernels.frames import polars_table
@@ -20,9 +18,16 @@ from millstream.kernels.state.keyhash import Buckets
 from millstream.kernels.tables.upserts import VersionOrder
 from millstream.kernels.time.watermarks import WatermarkRule
 from millstream.object_store.address import ObjectUrl, state_url
+from millstream.pipeline.app_run import AppRun
 from millstream.pipeline.avro import AvroSchema
 from millstream.pipeline.captured import CapturedTopic, captured_topic, declared_columns
-from millstream.pipeline.checks import at_least_one, check_time, checked_on_error, declared_at
+from millstream.pipeline.checks import (
+    at_least_one,
+    check_places,
+    check_time,
+    checked_on_error,
+    declared_at,
+)
 from millstream.pipeline.compiler import compile_plan
 from millstream.pipeline.debezium import (
     Envelope,
@@ -34,7 +39,7 @@ from millstream.pipeline.debezium import (
 from millstream.pipeline.declaration import AppDeclaration
 from millstream.pipeline.expressions import Column, as_expression
 from millstream.pipeline.graph import DataFrameNode, GraphNode, OperatorNode, Output
-from millstream.pipeline.progress_table import ProgressTable, both, shown_on
+from millstream.pipeline.progress_table import shown_on
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.spark_extra import spark_extra
@@ -52,11 +57,10 @@ from millstream.pipeline.upserts import build_static_table
 from millstream.pipeline.view_table import build_view_table
 from millstream.pipeline.watermarks import IN_ORDER, check_dataframe_watermark
 from millstream.views.address import StateStoreAddress, parse_store
-from millstream.views.dead_letter_relay import relay
-from millstream.views.followed_view import FollowedView, Followers
+from millstream.views.alerts.rule import AlertRule, check_app_rules
+from millstream.views.followed_view import FollowedView
 from millstream.views.panels import Panel, check_panel, to_plain
 from millstream.views.reader import View
-from millstream.views.runs.control_files import stop_request_file
 from millstream.views.runs.dead_letter_share import check_dead_letter_max
 from millstream.views.runs.late_alarm import LateAlarm, check_late_share
 from millstream.views.runs.progress import UNTIL_OPTIONS, Progress, Report, Until
@@ -124,6 +128,7 @@ class App(AppDeclaration):
     dead_max: float = 0.5
     topics: dict[str, Topic] = field(default_factory=dict, init=False)
     panels: tuple[Panel, ...] = field(default=(), init=False)
+    alert_rules: tuple[AlertRule, ...] = field(default=(), init=False, repr=False)
     followed: tuple[FollowedView, ...] = field(default=(), init=False, repr=False)
     _store_address: StateStoreAddress | None = field(default=None, init=False, repr=False)
     transactions: dict[str, TransactionGroup] = field(default_factory=dict, init=False, repr=False)
@@ -137,21 +142,7 @@ class App(AppDeclaration):
         self._store_address = parse_state_store(self.store, self.name, what="The app's store")
         check_late_share(self.late_alarm)
         check_dead_letter_max(self.dead_max)
-        self._check_log()
-
-    def _check_log(self) -> None:
-        url = self._state_url
-        if url is None and self.local is not None:
-            raise ConfigError(
-                f"local is {str(self.local)!r}, and state is no URL. Give the folder as state=, or a URL such as "
-                'state="s3://bucket/prefix".'
-            )
-        if log_folder(self.log) is None and (self.state if url is None else self.local) is None:
-            what = "local" if url else "state"
-            raise ConfigError(
-                f"The log is {shown(self.log)}, and brokers keep no state and views. Say in which folder "
-                f'they are to be: {what}="./data".'
-            )
+        check_places(self.log, self.state, self.local)
 
     def use_log(self, log: str | Path) -> None:
         """Read and write another log than the app was declared with: `millstream run --log`.
@@ -160,7 +151,7 @@ class App(AppDeclaration):
             ConfigError: it is ``kafka://``, and the app has no ``state=``.
         """
         self.log = log
-        self._check_log()
+        check_places(self.log, self.state, self.local)
 
     @property
     def folder(self) -> Path:
@@ -491,6 +482,17 @@ class App(AppDeclaration):
             check_panel(panel, views)
         self.panels = panels
 
+    def alerts(self, *rules: AlertRule) -> None:
+        """Have somebody told when a figure of the app is too large or too small: see :func:`millstream.alert`.
+
+        A run looks every 15 seconds, and at its end; for one that does not live see `millstream alert`.
+
+        Raises:
+            ConfigError: two rules have one name, or one is on a metric that an app does not have.
+        """
+        check_app_rules(rules)
+        self.alert_rules = rules
+
     def job(self) -> Job:
         """Describe the app to what runs it."""
         self.plan()  # an app without an output is refused before Spark starts
@@ -531,6 +533,8 @@ class App(AppDeclaration):
         rows_per_batch: int = 1_000_000,
         settings: Mapping[str, str] | None = None,
         same_expressions: bool = False,
+        metrics: str | None = None,
+        ready_within: Duration = "5 minutes",
     ) -> Report:
         """Run the pipeline on Spark, from where the last run stopped.
 
@@ -552,6 +556,8 @@ class App(AppDeclaration):
             settings: Spark settings that override ours.
             same_expressions: Confirm, after an upgrade of polars or Python, that the expressions and
                 functions which read as before are the same. A run that needs it says so.
+            metrics: Serve ``/metrics`` for Prometheus, ``/healthz`` and ``/readyz`` at this ``HOST:PORT``.
+            ready_within: ``/readyz`` is 503 when records have waited and no batch was committed for so long.
 
         Raises:
             ConfigError: something is declared wrongly, or the state belongs to another program; the
@@ -564,7 +570,7 @@ class App(AppDeclaration):
             moment, the next run continues and the results are the same.
         """
         with spark_extra():
-            from millstream.spark.job import RunOptions, run_job  # noqa: PLC0415 - loads pyspark
+            from millstream.spark.job import RunOptions  # noqa: PLC0415 - loads pyspark
 
         alarm = None if self.late_alarm is None else LateAlarm(self.late_alarm, on_alarm)
         options = RunOptions(
@@ -580,21 +586,15 @@ class App(AppDeclaration):
             dead_max=self.dead_max,
             on_alarm=on_alarm,
         )
-        with ExitStack() as stack:
-            stream = shown_on(show=show, by_default=on_progress is None)
-            if stream is not None:
-                live = stack.enter_context(ProgressTable(stream))
-                options = replace(
-                    options,
-                    on_progress=both(live.show, options.on_progress),
-                    on_phase=live.phase,
-                    on_notice=live.note,
-                )
-            stop_request = stop_request_file(self.folder.absolute())
-            stack.enter_context(Followers(self.log, self.followed, stop_request))
-            report = run_job(self.job(), options)
-        with suppress(RetriableError):  # another process owns the folder: they wait in the view
-            relay(self.log, self.name, self._state_folder, self._store_address)
-        if alarm is None:
-            return report
-        return replace(report, alarms=(*alarm.messages, *report.alarms))
+        run = AppRun(
+            self.job(),
+            self.followed,
+            self._state_folder,
+            self._store_address,
+            metrics,
+            to_us(ready_within, what="run's ready_within") / 1e6,
+            self.alert_rules,
+        )
+        report = run.run(options, shown_on(show=show, by_default=on_progress is None))
+        messages = () if alarm is None else alarm.messages
+        return replace(report, alarms=(*messages, *report.alarms))

@@ -11,11 +11,13 @@ from typing import get_args
 import polars as pl
 
 from millstream.choices import choose, did_you_mean
+from millstream.client.address import log_folder, shown
 from millstream.durations import Duration, format_us, to_us
 from millstream.errors import ConfigError
 from millstream.kernels.errors.user_code import OnError
 from millstream.kernels.frames import HIDDEN_PREFIX
 from millstream.kernels.steps import Filter, Select, Step, WithColumns
+from millstream.object_store.address import state_url
 from millstream.pipeline.expressions import names_given
 from millstream.pipeline.schema import ColumnTypes
 
@@ -202,3 +204,23 @@ def at_least_one(count: int, what: str) -> int:
     if count < 1:
         raise ConfigError(f"{what} is {count}. Give 1 or more.")
     return count
+
+
+def check_places(log: str | Path, state: str | Path | None, local: str | Path | None) -> None:
+    """Make sure that it is said in which folder the state of an app is.
+
+    Raises:
+        ConfigError: it is not, or twice.
+    """
+    url = state_url(state)
+    if url is None and local is not None:
+        raise ConfigError(
+            f"local is {str(local)!r}, and state is no URL. Give the folder as state=, or a URL such as "
+            'state="s3://bucket/prefix".'
+        )
+    if log_folder(log) is None and (state if url is None else local) is None:
+        what = "local" if url else "state"
+        raise ConfigError(
+            f"The log is {shown(log)}, and brokers keep no state and views. Say in which folder "
+            f'they are to be: {what}="./data".'
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -22,6 +22,8 @@ from millstream.pipeline.graph import (
     OperatorNode,
 )
 from millstream.pipeline.interval_joins import Within, build_interval_join
+from millstream.pipeline.patterns import build_match
+from millstream.pipeline.sequences import PatternSequence
 from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.stateless import (
     FrameSchema,
@@ -329,6 +331,67 @@ class EventCollection(Collection):
             timeout=timeout,
             retries=retries,
             on_error=on_error or self.app.on_error,
+            name=name,
+        )
+        return self._operator(kernel, shape)
+
+    # ── patterns ────────────────────────────────────────────────────────────────────────────
+
+    def match(
+        self,
+        pattern: PatternSequence,
+        *,
+        by: str | Sequence[str],
+        measures: Mapping[str, Column] | None = None,
+        unbounded: bool = False,
+        name: str | None = None,
+    ) -> Self:
+        """Find a pattern in the rows of each key, in the order of their event time.
+
+        ::
+
+            pattern = (
+                ms.sequence("failed", pl.col("ok") == False).times(3).consecutive()
+                .next("login", pl.col("ok"))
+                .within("1 minute")
+            )
+            logins.match(pattern, by="user", measures={
+                "address": ms.matched("login", "address").last(),
+            })
+
+        Args:
+            pattern: What is looked for: see :func:`~millstream.sequence`.
+            by: The key: the columns that the rows of a match have in common. ``()`` is one key for all rows, which is
+                processed in one place.
+            measures: The columns of a match, as expressions over the ``by`` columns, ``match_start``, ``match_end``, and
+                :func:`~millstream.matched` rows. By default one for each step, with its name: the list of
+                its rows.
+            unbounded: Allow a pattern without ``within`` whose partial matches nothing ends.
+            name: The step's name.
+
+        A match has the ``by`` columns, ``match_start`` and ``match_end`` (the times of its first and last row), and
+        the measures. Its event time is when it was decided: with the row that completed it; later, with a skip
+        strategy, if a partial match that began before it could still have gone first; at the end of
+        ``within``, if it ends by an absence. A row is matched once the watermark has passed it by more than the lateness of
+        the stream; rows of one time are taken in the order of the log. Rows that are late are counted, and
+        are the ``late`` of the result if the stream is read with ``late="side"``. Null is a key like any other.
+
+        Nothing identifies a match but all of its rows. So say what is to be the key of a view: with
+        ``skip("past_last")`` it is ``by`` and ``match_start``.
+
+        Guarantees: the matches depend on the rows alone, however they are divided among batches. The state has the rows
+            that wait, and those of partial matches, at most for ``within`` and the lateness.
+
+        Raises:
+            ConfigError: the rows may be taken back; the pattern has no end; a condition or measure does not fit.
+            UserCodeError: when it runs: there are more than 50 million partial matches of the keys of a batch.
+        """
+        kernel, shape = build_match(
+            self.shape,
+            pattern,
+            self.shape.key_columns(by, "match's by"),
+            measures=measures,
+            unbounded=unbounded,
             name=name,
         )
         return self._operator(kernel, shape)

@@ -114,6 +114,7 @@ class RunOptions:
     on_alarm: Callable[[str], None] | None = None
     on_phase: Callable[[str], None] = _log.info  # called with what is being started
     on_notice: Callable[[str], None] = _log.warning
+    on_started: Callable[[RunStart], None] = lambda _start: None  # when batches may come
 
 
 def run_job(job: Job, options: RunOptions) -> Report:
@@ -199,7 +200,10 @@ def _make_sink(
         log,
         options.on_progress,
         EventTimesFile(_event_times(job)),
-        FrameFiles(_frames(job) / str(committer.run) if share else None),
+        FrameFiles(
+            _frames(job) / str(committer.run) if share else None,
+            rewrites=is_one_machine(options.master),
+        ),
         DeadLetterShare(options.dead_max, options.on_alarm),
         SkewWatch(options.on_notice),
         partial(planned_at, job.folder / "checkpoint"),
@@ -357,6 +361,7 @@ class _Query:
         self.options.on_phase("planning the first batch")
         query = self._start()
         try:
+            self._report_started()
             reason = self._wait(query)
             # Read before the stop: a stop interrupts a batch that a DataFrame of the user's has begun
             # meanwhile. That is no failure, as the next run repeats the batch.
@@ -364,6 +369,7 @@ class _Query:
         finally:
             query.stop()
             self._clear_stop()
+            self.sink.frame_files.remove_all()
             if self.sink.stages is not None:
                 self.sink.stages.close()
         if failure is not None and not isinstance(failure, FencedError):
@@ -376,6 +382,12 @@ class _Query:
         if failure is not None:
             raise failure
         return reason
+
+    def _report_started(self) -> None:
+        committer = self.sink.committer
+        checkpoint_id = committer.state_store.checkpoint_id(self.job.app, JOB)
+        assert checkpoint_id is not None, "the run has begun"
+        self.options.on_started(RunStart(self.job.app, JOB, committer.run, checkpoint_id))
 
     def _start(self) -> StreamingQuery:
         # For native steps that have state of Spark's own: it freezes this number in the checkpoint.

@@ -16,7 +16,7 @@ from millstream.kernels.frames import FrameRow
 from millstream.kernels.plan import JobPlan
 from millstream.object_store.store import RequestCounts
 from millstream.spark.frame_blocks import FrameBlocks
-from millstream.spark.frame_files import FrameFiles
+from millstream.spark.frame_files import FrameFiles, MappedFrames
 from millstream.spark.output_tasks import OutputTasks
 from millstream.spark.source.event_times import EventTimesFile
 from millstream.spark.stages.executor import Manifests, StageExecutor
@@ -24,7 +24,10 @@ from millstream.views.commit.batch_history import PhaseTimer, batch_record
 from millstream.views.commit.committer import BatchCommitter, BatchResult, collect_results
 from millstream.views.commit.time_status import time_status
 from millstream.views.position import merge_positions
+from millstream.views.runs.batch_figures import BatchFigures
+from millstream.views.runs.batch_spans import emit_batch_spans
 from millstream.views.runs.dead_letter_share import DeadLetterShare
+from millstream.views.runs.log_fields import set_log_fields
 from millstream.views.runs.progress import Progress, largest_batch
 from millstream.views.runs.skew import SkewWatch
 from millstream.views.schema import JOB
@@ -84,22 +87,40 @@ class CommitSink:
     totals: RunTotals = field(default_factory=RunTotals)
     timer: PhaseTimer = field(default_factory=PhaseTimer)
     error: BaseException | None = None
+    _mapped: MappedFrames = field(init=False)
     _ended: float = field(default_factory=time.monotonic)
     _arrived_ms: dict[str, int] = field(default_factory=dict)  # topic/partition → last record read
     _time: dict[str, Any] | None = None  # the part of the last status about time
     _largest: dict[str, Any] | None = None  # what the status says of the speed
+    _figures: BatchFigures = field(default_factory=BatchFigures)
+
+    def __post_init__(self) -> None:
+        self._mapped = MappedFrames(self.frame_files)
 
     def __call__(self, frames: DataFrame, batch_id: int) -> None:
         try:
             self._commit(frames, batch_id)
+            # Not before: what the batch had of its frames is gone now.
+            self.frame_files.remove_batch(self._mapped.close())
         except BaseException as error:
             self.error = error
+            emit_batch_spans(self._names(batch_id), self.timer.phases, error)
             raise
+
+    def _names(self, batch_id: int) -> dict[str, Any]:
+        """Return what a batch is named by, in spans and logs."""
+        return {
+            "app": self.plan.app,
+            "job": JOB,
+            "run": self.committer.run,
+            "batch_id": batch_id,
+        }
 
     def _commit(self, frames: DataFrame, batch_id: int) -> None:
         if not self.committer.is_next(batch_id):
             return
         self.timer.begin((time.monotonic() - self._batch_start(batch_id)) * 1000)
+        set_log_fields(**self._names(batch_id))
         self.on_begin(batch_id)
         blocks = self.blocks
         given: Sequence[FrameRow]
@@ -117,18 +138,7 @@ class CommitSink:
             rows = self._fetch(left)
             result = collect_results(self.plan, rows, staged)
         progress = self._progress(result, batch_id)
-        if self._time is None:
-            self._time = self.committer.state_store.status(self.plan.app, JOB)
-            self._largest = self._time.get("largest_batch")
-        time_part = time_status(self._time, self.plan, result, batch_id, progress.at)
-        self._largest = largest_batch(self._largest, progress)
-        status = {
-            **progress.to_dict(),
-            "largest_batch": self._largest,
-            "forgotten_producers": result.forgotten_producers,
-            "gauges": result.gauges,
-            **time_part,
-        }
+        status = self._status(result, progress)
         record = batch_record(progress, result, self.timer, self.committer.run)
         with self.timer.phase("commit"):
             try:
@@ -136,24 +146,50 @@ class CommitSink:
             except StagedRowsLostError:  # sinks that have the batch find their fences
                 result = collect_results(self.plan, self._fetch(given))
                 self.committer.commit(batch_id, result, status, state, record)
+        self._figures.end_batch(self.timer.phases)
         if self.stages is not None:
             self.stages.on_commit()
         self.event_times.add(rows)
-        self.frame_files.remove_batch()
         if blocks is not None:
             blocks.remove_batch()
-        self._time = time_part
         self.totals.add(progress)
         self.dead_letter_share.observe(result.step_counts)
         self.skew.observe(result.hot_keys, result.sent)
+        counts = {"read": progress.read, "late": progress.late, "dead": progress.dead}
+        emit_batch_spans({**self._names(batch_id), **counts}, self.timer.phases)
+        self.timer.forget_phases()
+        _log.info("batch %d is committed: read %d, late %d, dead %d", batch_id, *counts.values())
         if self.on_progress is not None:
             self.on_progress(progress)
+
+    def _status(self, result: BatchResult, progress: Progress) -> dict[str, Any]:
+        """Return the status that a batch commits.
+
+        A batch that failed ends the run; so what is carried on here is of committed ones.
+        """
+        if self._time is None:
+            self._time = self.committer.state_store.status(self.plan.app, JOB)
+            self._largest = self._time.get("largest_batch")
+            self._figures = BatchFigures.from_status(self._time)
+        self._time = time_status(self._time, self.plan, result, progress.batch_id, progress.at)
+        self._largest = largest_batch(self._largest, progress)
+        self._figures.add_phases(self.timer.phases)
+        self._figures.add_requests(progress.object_store)
+        return {
+            **progress.to_dict(),
+            "largest_batch": self._largest,
+            "forgotten_producers": result.forgotten_producers,
+            "gauges": result.gauges,
+            "state": {name: dict(held) for name, held in result.state.items()},
+            "costs": self._figures.to_status(),
+            **self._time,
+        }
 
     def _fetch(self, rows: Sequence[FrameRow]) -> Sequence[FrameRow]:
         """Return rows with their frames."""
         if self.blocks is not None:
             return self.blocks.get(rows)
-        return [self.frame_files.get(row) for row in rows]
+        return [self._mapped.get(row) for row in rows]
 
     def _progress(self, result: BatchResult, batch_id: int) -> Progress:
         began, self._ended = self._batch_start(batch_id), time.monotonic()

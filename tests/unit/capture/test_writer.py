@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -196,6 +198,39 @@ def test_a_truncate_goes_into_a_compacted_topic(log) -> None:
     ) as writer:
         writer.write([unit(1, insert(1)), unit(2, truncate), unit(3, insert(2))])
     assert [one["op"] for one in values(log, "shop.shop.users")] == ["c", "t", "c"]
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_topic_that_others_have_compacted_takes_truncates(tmp_path, later) -> None:
+    def run(*statements: str) -> None:
+        with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
+            for statement in statements:
+                database.execute(statement)
+            database.commit()
+        ms.capture(f"sqlite:///{tmp_path / 'shop.db'}", to=tmp_path / "log", name="shop").run(
+            until="caught-up"
+        )
+
+    with connect(tmp_path / "log") as log:
+        if later:
+            run("CREATE TABLE t (id INTEGER PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+            log.alter_topic("shop.main.t", settings={"cleanup.policy": "compact"})
+        else:
+            log.create_topic("shop.main.t", cleanup="compact")
+            run("CREATE TABLE t (id INTEGER PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+        run("DROP TABLE t")
+        assert [one["op"] for one in values(log, "shop.main.t")] == ["r", "t"]
+
+
+def test_rows_without_keys_do_not_go_into_a_compacted_topic(log) -> None:
+    row = TableChange("shop", "users", "c", (), None, {"name": "a"})
+    log.create_topic("shop.shop.users", cleanup="compact")
+    topics = CaptureTopics("shop")
+    with (
+        CaptureWriter(log, topics, "test", lambda: 5000, cleanup_of=lambda _: "compact") as writer,
+        pytest.raises(ConfigError, match=r"shop\.users have no key.*--cleanup delete"),
+    ):
+        writer.write([unit(1, row)])
 
 
 def test_a_truncate_goes_into_each_partition_that_an_older_run_has_made(log) -> None:

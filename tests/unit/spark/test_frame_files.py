@@ -1,17 +1,26 @@
 """Large frames in files: the same frame comes out, and files go when nobody can want them."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import polars as pl
 import pytest
 
+from millstream.errors import CorruptionError
 from millstream.kernels.frames import PORT_TIME, FrameRow, decode_frame, encode_frame
-from millstream.spark.frame_files import FrameFiles
+from millstream.spark.frame_files import FrameFiles, MappedFrames
 
 LARGE = pl.DataFrame({"n": range(50_000), "s": [f"text {n}" for n in range(50_000)]})
+OTHER = pl.DataFrame({"n": range(40_000), "s": [f"TEXT {n}" for n in range(40_000)]})
 
 
 @pytest.fixture
 def files(tmp_path):
     return FrameFiles(tmp_path / "frames" / "3")
+
+
+@pytest.fixture
+def rewriting(tmp_path):
+    return FrameFiles(tmp_path / "frames" / "3", rewrites=True)
 
 
 @pytest.mark.not_in_lane("thresholds", "no frame is small there")
@@ -24,11 +33,106 @@ def test_a_large_frame_goes_by_its_name(files):
     assert files.put(sent) == sent  # a stage that only passes it on
 
 
-def test_a_table_outlives_its_file(files):
-    table = decode_frame(files.get(files.put(FrameRow(9, 2, encode_frame(LARGE)))).frame)
-    files.remove_batch()
+@pytest.mark.parametrize("rewrites", [False, True])
+def test_a_table_that_the_driver_keeps_outlives_its_file(tmp_path, rewrites):
+    files = FrameFiles(tmp_path / "frames" / "3", rewrites=rewrites)
+    mapped = MappedFrames(files)
+    kept = decode_frame(mapped.get(files.put(FrameRow(9, 2, encode_frame(LARGE)))).frame)
+    part = kept[:10]
+    del kept
+    files.remove_batch(mapped.close())
     assert not list(files.folder.iterdir())
-    assert table.equals(LARGE)
+    files.put(FrameRow(9, 2, encode_frame(OTHER)))
+    assert part.equals(LARGE[:10])
+
+
+@pytest.mark.not_in_lane("thresholds", "no frame is small there")
+def test_the_next_batch_writes_over_what_nobody_has_any_more(rewriting):
+    rewriting.put(FrameRow(9, 2, encode_frame(LARGE)))
+    mapped = MappedFrames(rewriting)
+    shown = mapped.get(rewriting.put(FrameRow(9, 2, encode_frame(LARGE))))
+    assert decode_frame(shown.frame).equals(LARGE)
+    del shown
+    before = {path.stat().st_ino for path in rewriting.folder.iterdir()}
+    rewriting.remove_batch(mapped.close())
+    sent = [rewriting.put(FrameRow(9, 2, encode_frame(table))) for table in (OTHER, LARGE)]
+    assert {path.stat().st_ino for path in rewriting.folder.iterdir()} == before
+    read = [decode_frame(rewriting.get(row).frame) for row in sent]
+    assert read[0].equals(OTHER)
+    assert read[1].equals(LARGE)
+    rewriting.remove_batch()
+    rewriting.put(sent[0]._replace(frame=encode_frame(OTHER)))
+    assert read[0].equals(OTHER), "a task's rows are its own"
+
+
+@pytest.mark.not_in_lane("thresholds", "no frame is small there")
+def test_a_spare_file_that_a_batch_did_without_goes(rewriting):
+    for _ in range(3):
+        rewriting.put(FrameRow(9, 2, encode_frame(LARGE)))
+    rewriting.remove_batch()
+    assert len(list(rewriting.folder.iterdir())) == 3
+    rewriting.put(FrameRow(9, 2, encode_frame(LARGE)))
+    rewriting.remove_batch()
+    assert len(list(rewriting.folder.iterdir())) == 1
+    rewriting.remove_batch()
+    assert not list(rewriting.folder.iterdir())
+
+
+@pytest.mark.not_in_lane("thresholds", "no frame is small there")
+def test_a_small_frame_takes_no_file_of_a_much_larger_one(rewriting):
+    rewriting.put(FrameRow(9, 2, encode_frame(pl.concat([LARGE] * 8))))
+    rewriting.put(FrameRow(9, 2, encode_frame(LARGE)))
+    rewriting.remove_batch()
+    sizes = sorted(path.stat().st_size for path in rewriting.folder.iterdir())
+    for _ in range(2):
+        rewriting.put(FrameRow(9, 2, encode_frame(LARGE)))
+    assert sorted(path.stat().st_size for path in rewriting.folder.iterdir()) == [
+        sizes[0],
+        sizes[0],
+        sizes[1],
+    ]
+
+
+@pytest.mark.not_in_lane("thresholds", "no frame is small there")
+def test_an_attempt_that_wakes_up_after_the_commit_writes_into_no_frame(rewriting):
+    rewriting.put(FrameRow(9, 2, encode_frame(LARGE)))
+    rewriting.remove_batch()
+    (spare,) = rewriting.folder.iterdir()
+    part = spare.rename(spare.with_suffix(".part"))  # as an attempt takes it, which then sleeps
+    with part.open("r+b") as late:
+        rewriting.remove_batch()
+        sent = rewriting.put(FrameRow(9, 2, encode_frame(OTHER)))
+        late.write(encode_frame(LARGE))
+    assert decode_frame(rewriting.get(sent).frame).equals(OTHER)
+
+
+@pytest.mark.not_in_lane("thresholds", "no frame is small there")
+def test_several_tasks_never_take_one_spare_file(rewriting):
+    rows = [FrameRow(9, n, encode_frame(LARGE.with_columns(pl.col("n") + n))) for n in range(8)]
+    with ThreadPoolExecutor(8) as tasks:
+        for _ in range(5):
+            sent = list(tasks.map(rewriting.put, rows))
+            found = [decode_frame(rewriting.get(row).frame)["n"][0] for row in sent]
+            assert found == list(range(8))
+            rewriting.remove_batch()
+
+
+@pytest.mark.not_in_lane("thresholds", "no frame is small there")
+def test_a_frame_that_was_cut_short_is_refused(files):
+    sent = files.put(FrameRow(9, 2, encode_frame(LARGE)))
+    (path,) = files.folder.iterdir()
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(
+        CorruptionError, match=r"has 1000 bytes, and \d+ were written into it.*Run the app again"
+    ):
+        files.get(sent)
+
+
+def test_nothing_is_left_when_a_run_has_ended(rewriting):
+    rewriting.put(FrameRow(9, 2, encode_frame(LARGE)))
+    rewriting.remove_batch()
+    rewriting.remove_all()
+    assert not rewriting.folder.exists()
 
 
 @pytest.mark.not_in_lane("thresholds", "no frame is small there")

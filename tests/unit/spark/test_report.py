@@ -62,7 +62,7 @@ def test_a_run_that_was_replaced_says_so_and_not_what_else_failed_by_it(
     monkeypatch.setattr(_Query, "_start", lambda _: query)
     monkeypatch.setattr(_Query, "_wait", lambda *_: "caught-up")
     sink = SimpleNamespace(committer=targets, error=None, stages=None)
-    options = SimpleNamespace(on_phase=lambda _: None)
+    options = SimpleNamespace(on_phase=lambda _: None, on_started=lambda _: None)
     run = _Query(SimpleNamespace(app="app", folder=tmp_path), options, None, None, sink, None)
     if replaced:
         state_store.begin_run("app", "main", "c")

@@ -19,6 +19,11 @@ from millstream.capture.apply.target import ApplyTarget
 from millstream.capture.envelope import to_json
 from millstream.errors import ConfigError, ConflictError
 
+# What makes the source log whole rows, so that compaction takes no value.
+_WHOLE_ROWS = {
+    "postgresql": "Give the table REPLICA IDENTITY FULL, or capture it",
+    "mariadb": "Have the sessions that change it leave binlog_row_image as FULL, or capture it",
+}
 GATHERED_MAX = 10_000  # changes of all tables that are held in memory
 
 
@@ -154,7 +159,7 @@ class _Fold:
         if row is None or any(name not in row for name in change.unavailable):
             raise ConflictError(
                 f"the row {key.decode()} of {change.collection} has no value for {', '.join(change.unavailable)} in the "
-                "log any more: a change that left it as it was is all that compaction kept. Give the table REPLICA "
-                "IDENTITY FULL, or capture it with --cleanup delete, under another name."
+                "log any more: a change that left it as it was is all that compaction kept. "
+                f"{_WHOLE_ROWS.get(self.table.connector, 'Capture it')} with --cleanup delete, under another name."
             )
         return {**change.after, **{name: row[name] for name in change.unavailable}}

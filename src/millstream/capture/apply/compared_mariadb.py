@@ -69,7 +69,7 @@ class ComparedMariaDb:
             chunk = next_chunk(
                 self._session, self._place, (table.database, table.table), after, self._chunk_rows
             )
-            yield from chunk.rows
+            yield from chunk.rows()
             after = chunk.last_key
             if after is None:
                 return

@@ -8,11 +8,14 @@ chunk is read, an ALTER of its table waits.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from millstream.capture.mysql.session import MariaDbSession, TableAlteredError
+from millstream.capture.mysql.snapshot_rows import snapshot_block
 from millstream.capture.mysql.table_schema import TableSchema, read_schema
+from millstream.capture.units import RowBlock, TableChange
 
 
 class BinlogPosition(NamedTuple):
@@ -32,12 +35,35 @@ class BinlogPosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotChunk:
-    """Rows of a table as they were at ``position``; ``last_key`` is that of the last row, None at the table's end."""
+    """Rows of a table as they were at ``position``; ``last_key`` is that of the last row, None at the table's end.
+
+    ``selected`` are the rows as the server gave them: the table's columns, and those of its key.
+    """
 
     schema: TableSchema
     position: BinlogPosition
-    rows: list[dict[str, Any]]
+    selected: list[tuple[Any, ...]]
     last_key: list[str] | None
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows, with captured values."""
+        columns = self.schema.columns
+        renderers = [(one.name, one.renderer(self.schema.name)) for one in columns]
+        for row in self.selected:
+            yield {
+                name: None if value is None else render(value)
+                for (name, render), value in zip(renderers, row, strict=False)
+            }
+
+    def contents(self) -> Iterator[RowBlock | TableChange]:
+        """Yield what the chunk adds to the table: as a block, where that can be."""
+        block = snapshot_block(self.schema, self.selected)
+        if block is not None:
+            yield block
+            return
+        schema = self.schema
+        for row in self.rows():
+            yield TableChange(schema.database, schema.table, "r", schema.key, None, row)
 
 
 def current_position(session: MariaDbSession) -> BinlogPosition:
@@ -103,18 +129,10 @@ def next_chunk(
         raise TableAlteredError(f"{schema.name} has another key than before. It is read again.")
     found = session.rows(_statement(schema, after, limit, where))
     width = len(schema.columns)
-    renderers = [column.renderer(schema.name) for column in schema.columns]
-    rows = [
-        {
-            column.name: None if value is None else render(value)
-            for column, render, value in zip(schema.columns, renderers, row, strict=False)
-        }
-        for row in found
-    ]
     last = None
     if len(found) == limit:
         last = [_as_bytes(value).hex() for value in found[-1][width:]]
-    return SnapshotChunk(schema, position, rows, last)
+    return SnapshotChunk(schema, position, found, last)
 
 
 def _as_bytes(value: str | bytes) -> bytes:

@@ -24,6 +24,7 @@ from itertools import chain
 from millstream.capture.lag import SourceLag
 from millstream.capture.mysql.address import MariaDbAddress
 from millstream.capture.mysql.cells import row_blocks, row_runs
+from millstream.capture.mysql.column_defaults import ColumnDefaults
 from millstream.capture.mysql.decoder import BinlogDecoder, RowsEvent, Statement
 from millstream.capture.mysql.expiry import binlog_lag
 from millstream.capture.mysql.preflight import (
@@ -33,7 +34,7 @@ from millstream.capture.mysql.preflight import (
     table_faults,
     table_names,
 )
-from millstream.capture.mysql.row_images import RowImage
+from millstream.capture.mysql.row_images import RowImage, may_replace
 from millstream.capture.mysql.session import (
     HEARTBEAT_S,
     BinlogStream,
@@ -244,6 +245,7 @@ class _Run:
         self._chunk_rows = chunk_rows
         self._attempts = 0
         self._quiet = 0
+        self._defaults = ColumnDefaults(session)
         self._begun_again = False  # a table, by a change that says too little
         self._times_begun = 0
 
@@ -251,6 +253,7 @@ class _Run:
         left_out = [name for name in self._tracker.names() if not self._wanted(*name)]
         if left_out:
             yield self._left_out(left_out)
+        self._defaults.learn(*self._tracker.names())
         while True:
             while self._rereads:
                 yield from self._again(self._rereads.popleft())
@@ -334,8 +337,7 @@ class _Run:
         columns = definition_columns(schema)
         defined = [TableDefinition(*name, columns, schema.key)] if first else []
         self._tracker.chunk_read(*name, chunk.last_key)
-        rows = (TableChange(*name, "r", schema.key, None, row) for row in chunk.rows)
-        contents: Iterator[UnitContent] = chain(defined, rows)
+        contents: Iterator[UnitContent] = chain(defined, chunk.contents())
         # A table may be read twice at one place: it was left out for a while.
         last = "-".join(chunk.last_key or ["end"])
         position = f"{chunk.position}/{schema.name}/{last}+{secrets.token_hex(4)}"
@@ -407,12 +409,22 @@ class _Run:
         for op, before, after in event.changes():
             old = None if before is None else complete(before)
             new = None if after is None else complete(after)
-            if old is not None and new is not None:
-                new = old | new  # what a partial image leaves out has not changed
-            if new is not None and not self._tracker.is_told(table, new):
-                yield from self._untold(table, old, new)
-                continue
+            if new is not None and len(new) < len(table.columns):
+                new, told = self._completed(table, old, new)
+                if not told:
+                    yield from self._untold(table, old, new)
+                    continue
             yield TableChange(table.database, table.table, op, table.key, old, new)
+
+    def _completed(
+        self, table: TableMap, old: RowImage | None, new: RowImage
+    ) -> tuple[RowImage, bool]:
+        """Return a row with what its partial image leaves out, and whether it is known by that what the row is."""
+        if old is None:
+            row = self._defaults.completed(table, new, self._reader.position)
+            return row, len(row) == len(table.columns)
+        row = old | new  # what was left out has not changed
+        return row, not may_replace(table, new) and self._tracker.is_told(table, row)
 
     def _untold(
         self, table: TableMap, old: RowImage | None, new: RowImage
@@ -439,6 +451,7 @@ class _Run:
 
     def _effect(self, effect: TableEffect, text: str) -> Iterator[UnitContent]:
         database, table = effect.database, effect.table
+        self._defaults.forget((database, table))
         if effect.kind == "unknown":
             raise ConfigError(
                 f"a statement concerns {database}.{table}, and cannot be read. Capture into a new prefix, from a "
@@ -463,6 +476,7 @@ class _Run:
             self._tracker.created(database, table)
         definition = self._tracker.definition(database, table, text)
         if definition is not None:
+            self._defaults.learn((database, table))
             yield definition
 
     def _refuse(self, faults: list[PreflightFault]) -> None:

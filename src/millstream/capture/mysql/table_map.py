@@ -7,6 +7,7 @@ history is kept, and no DDL needs to be understood to decode a row.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -92,12 +93,13 @@ _KEY, _KEY_PREFIXES, _LABEL_CHARSET_DEFAULT, _LABEL_CHARSETS = 8, 9, 10, 11
 
 @dataclass(frozen=True, slots=True)
 class BinlogColumn:
-    """A column as the binary log has it."""
+    """A column as the binary log has it. ``logged_type``: what its declared type is, as far as the log says it."""
 
     name: str
     type: int
     nullable: bool
     format: ColumnFormat
+    logged_type: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +263,11 @@ class _Layout:
             raise ConfigError(
                 f"column {self._table}.{self._names[place]} is {what}, which capture does not read: {remedy}."
             )
-        return BinlogColumn(self._names[place], kind, nullable, self._format(place, kind))
+        text = self._collations.get(place, BINARY_COLLATION) != BINARY_COLLATION
+        logged = logged_type(
+            kind, self._metadata[place], text=text, unsigned=self._unsigned.get(place, False)
+        )
+        return BinlogColumn(self._names[place], kind, nullable, self._format(place, kind), logged)
 
     def _format(self, place: int, kind: int) -> ColumnFormat:
         if kind in _TEXTS:
@@ -316,6 +322,51 @@ def _made_format(kind: int, about: bytes) -> ColumnFormat:
         TIME2: (values.read_time(places), columns.durations(places), 3),
     }[kind]
     return ColumnFormat(read, encode, size + (places + 1) // 2)
+
+
+_LOGGED_NAMES = {
+    TINY: "tinyint",
+    SHORT: "smallint",
+    INT24: "mediumint",
+    LONG: "int",
+    LONGLONG: "bigint",
+    FLOAT: "float",
+    DOUBLE: "double",
+    DATE: "date",
+    YEAR: "year",
+    TIMESTAMP2: "timestamp",
+    DATETIME2: "datetime",
+    TIME2: "time",
+    ENUM: "enum",
+    SET: "set",
+}
+_LOGGED_AS = {
+    **dict.fromkeys(("char", "varchar", "tinytext", "mediumtext", "longtext", "json"), "text"),
+    **dict.fromkeys(("binary", "varbinary", "tinyblob", "mediumblob", "longblob"), "blob"),
+    **dict.fromkeys(("uuid", "inet4", "inet6"), "blob"),
+}
+_DECLARED = re.compile(r"([a-z0-9]+)(\([^)]*\))?(.*)", re.DOTALL)
+
+
+def logged_type(kind: int, about: bytes, *, text: bool, unsigned: bool) -> str:
+    """Return the declared type of a column as far as the log says it: ``text`` and ``blob`` stand for all of theirs."""
+    sign = " unsigned" if unsigned and kind != YEAR else ""
+    if kind == NEWDECIMAL:
+        return f"decimal({about[0]},{about[1]}){sign}"
+    if kind == BIT:
+        return f"bit({about[1] * 8 + about[0]})"
+    return _LOGGED_NAMES.get(kind, "text" if text else "blob") + sign
+
+
+def is_logged_as(declared: str, logged: str) -> bool:
+    """Say whether a column of a declared type is logged as one that the log says is ``logged``."""
+    found = _DECLARED.match(declared.lower())
+    if found is None:
+        return False
+    name = _LOGGED_AS.get(found[1], found[1])
+    digits = found[2] if name in ("decimal", "bit") else ""
+    sign = " unsigned" if "unsigned" in found[3] else ""
+    return f"{name}{digits}{sign}" == logged
 
 
 def _real_type(column_type: int, about: bytes) -> int:

@@ -41,6 +41,7 @@ class SchemaColumn:
     width: int
     """Characters of a text, bytes of a binary column, bits of a bit; 0 for others."""
     default: str | None
+    generated: bool = False
 
     @property
     def quoted(self) -> str:
@@ -49,6 +50,14 @@ class SchemaColumn:
     @property
     def compressed(self) -> bool:
         return "COMPRESSED" in self.column_type.upper()
+
+    @property
+    def is_integer(self) -> bool:
+        return self.data_type in _INTEGERS
+
+    @property
+    def is_text(self) -> bool:
+        return self.data_type in _TEXTS
 
     @property
     def expression(self) -> str:
@@ -149,7 +158,7 @@ def read_schema(session: MariaDbSession, database: str, table: str) -> TableSche
     """Return a table as it is now; it has no columns if there is no such table."""
     rows = session.rows(
         "SELECT COLUMN_NAME, DATA_TYPE, COLUMN_TYPE, IS_NULLABLE, CHARACTER_SET_NAME, COLLATION_NAME, "
-        "COALESCE(CHARACTER_MAXIMUM_LENGTH, NUMERIC_PRECISION, 0), COLUMN_DEFAULT "
+        "COALESCE(CHARACTER_MAXIMUM_LENGTH, NUMERIC_PRECISION, 0), COLUMN_DEFAULT, IS_GENERATED "
         "FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s "
         "ORDER BY ORDINAL_POSITION",
         (database, table),
@@ -160,7 +169,17 @@ def read_schema(session: MariaDbSession, database: str, table: str) -> TableSche
         (database, table),
     )
     columns = tuple(
-        SchemaColumn(row[0], row[1], row[2], row[3] == "YES", row[4], row[5], int(row[6]), row[7])
+        SchemaColumn(
+            row[0],
+            row[1],
+            row[2],
+            row[3] == "YES",
+            row[4],
+            row[5],
+            int(row[6]),
+            row[7],
+            row[8] == "ALWAYS",
+        )
         for row in rows
     )
     return TableSchema(database, table, columns, tuple(row[0] for row in key))

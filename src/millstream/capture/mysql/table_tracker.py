@@ -18,7 +18,7 @@ from typing import Any
 
 from millstream.capture.mysql.row_images import RowImage
 from millstream.capture.mysql.session import MariaDbSession
-from millstream.capture.mysql.table_map import TableMap
+from millstream.capture.mysql.table_map import BinlogColumn, TableMap, is_logged_as
 from millstream.capture.mysql.table_schema import TableSchema, fixed_binary_renderer, read_schema
 from millstream.capture.signals import condition
 from millstream.capture.units import TableDefinition
@@ -166,7 +166,7 @@ class TableTracker:
             {
                 "name": column.name,
                 "nullable": column.nullable,
-                "type": _type_of(schema, column.name),
+                "type": _type_of(schema, column),
             }
             for column in table.columns
         )
@@ -211,8 +211,12 @@ def _address_renderers(table: TableMap, schema: TableSchema) -> Renderers:
     return found
 
 
-def _type_of(schema: TableSchema, name: str) -> str | None:
-    return next((column.column_type for column in schema.columns if column.name == name), None)
+def _type_of(schema: TableSchema, logged: BinlogColumn) -> str | None:
+    """Return the type of a column: what the log says of it, if it was altered since; None if it was dropped."""
+    found = next((one.column_type for one in schema.columns if one.name == logged.name), None)
+    if found is None or is_logged_as(found, logged.logged_type):
+        return found
+    return logged.logged_type
 
 
 def definition_columns(schema: TableSchema) -> tuple[dict[str, Any], ...]:

@@ -24,7 +24,7 @@ from millstream.views.address import PostgresAddress
 
 _EPOCH_S = 946_684_800
 _FEEDBACK_S = 1.0
-_BATCH = 1000
+_BATCH_BYTES = 1 << 20  # what one look at the connection takes at most
 SLOT_WAIT_S = 30.0
 KEEPALIVE = b"k"  # what a message begins with that says how far the server has read
 _CONNECT_S = 10
@@ -188,24 +188,34 @@ class WalStream:
             found = self._take()
             if not found and not self._ended:
                 select.select([self._connection.socket], [], [], timeout_s)
-                with self._lock:
-                    self._connection.consume_input()
                 found = self._take()
         return found
 
     def _take(self) -> list[bytes]:
+        """Return all that has come, without waiting.
+
+        What libpq takes from the socket at a time is a hundred rows, and each wait for the socket gives other threads
+        a turn, which may be long.
+        """
         messages: list[bytes] = []
+        taken, looked = 0, False
+        connection = self._connection
         with self._lock:
             if self._ended:
                 raise self._end()
-            while len(messages) < _BATCH:
-                size, data = self._connection.get_copy_data(1)
-                if size == 0:
-                    break
+            while taken < _BATCH_BYTES:
+                size, data = connection.get_copy_data(1)
+                if size > 0:
+                    messages.append(bytes(data))
+                    taken += size
+                    looked = False
+                    continue
                 if size < 0:
                     self._ended = True
+                if size < 0 or looked:
                     break
-                messages.append(bytes(data))
+                connection.consume_input()
+                looked = True
         return messages
 
     def _end(self) -> psycopg.Error:

@@ -8,6 +8,9 @@ has an Origin that is not allowed            403     a page of another site, in 
 has no token, or another one                 401     the client is not authenticated
 ===========================================  ======  =================================================
 
+``/healthz`` and ``/readyz`` need no token: a probe has none, and they tell nothing but one word or a sentence
+about the server.
+
 The first is checked only if the server has no token: such a page could not send it.
 """
 
@@ -21,6 +24,7 @@ from starlette.responses import Response
 
 from millstream.http import error_response
 
+_OPEN = frozenset({"/healthz", "/readyz"})
 _ALLOWED_HEADERS = (
     "authorization, content-type, idempotency-key, last-event-id, millstream-header, "
     "millstream-key, millstream-timestamp"
@@ -47,7 +51,7 @@ class Access:
         if origin and scope["method"] == "OPTIONS":
             await _preflight(origin)(scope, receive, send)
             return
-        if not self._has_token(headers.get(b"authorization", b"")):
+        if scope["path"] not in _OPEN and not self._has_token(headers.get(b"authorization", b"")):
             refused = error_response(
                 "TokenRefused",
                 "This server requires the header Authorization: Bearer TOKEN, with its token.",

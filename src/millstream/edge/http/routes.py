@@ -5,6 +5,8 @@
 ``GET /topics/NAME/events``   records as server-sent events
 ``GET /topics``               the topics
 ``GET /status``               what was accepted, refused, lost
+``GET /metrics``              the same for Prometheus
+``GET /healthz``              whether the server lives; ``/readyz``: whether it appends
 ============================  =====================================================================
 
 ``request_params.py`` describes the parameters. The status of an error says what to do: 400, 404, 408, 413,
@@ -30,6 +32,7 @@ from millstream.client.reader import Reader
 from millstream.edge.http.admission import Admission, Ticket
 from millstream.edge.http.appender import AppendResult, EventAppender
 from millstream.edge.http.counters import HttpCounters
+from millstream.edge.http.edge_metrics import add_http_figures, add_statsd_figures
 from millstream.edge.http.event_streams import RecordStreams
 from millstream.edge.http.request_body import (
     BODY_FORMATS,
@@ -68,6 +71,9 @@ from millstream.http import (
     json_response,
     status_of,
 )
+from millstream.metrics.exposition import Exposition, ReadinessCheck
+from millstream.metrics.readings import Readings
+from millstream.metrics.routes import metric_routes
 from millstream.record import TopicInfo
 
 T = TypeVar("T")
@@ -106,6 +112,7 @@ class EdgeRoutes:
         statsd_counts: Returns the counters of the listener for datagrams; None where there is none.
         quick: Whether sending never waits, so that it can be done in the event loop.
         subscribers_max: How many streams may be open.
+        why_not_ready: Returns why it is not ready; None if it is.
         on_failure: Called with an error after which nothing can be appended any more.
     """
 
@@ -121,6 +128,7 @@ class EdgeRoutes:
         quick: bool,
         heartbeat_s: float,
         subscribers_max: int,
+        why_not_ready: ReadinessCheck,
         on_failure: Callable[[MillstreamError], None],
     ) -> None:
         self._appender = appender
@@ -132,6 +140,7 @@ class EdgeRoutes:
         self._send_in_loop = quick
         self._subscribers_max = subscribers_max
         self._on_failure = on_failure
+        self._exposition = Exposition({"edge": self.read_metrics}, [why_not_ready])
         self._watcher = TopicWatcher(open_reader)
         self._streams = RecordStreams(self._watcher, heartbeat_s)
         self._threads = CapacityLimiter(_THREADS)
@@ -145,6 +154,7 @@ class EdgeRoutes:
                 Route("/topics/{topic}", self.append, methods=["POST"]),
                 Route("/topics/{topic}/events", self.events, methods=["GET"]),
                 Route("/status", self.status, methods=["GET"]),
+                *metric_routes(self._exposition),
             ],
             exception_handlers={
                 _RequestError: _request_error_response,
@@ -383,6 +393,11 @@ class EdgeRoutes:
             ]
 
         return json_response({"topics": await self._streams.run(read)})
+
+    def read_metrics(self, readings: Readings) -> None:
+        """Add the figures of the edge. From any thread."""
+        add_http_figures(readings, self._counts, self._admission, self._watcher.subscribers)
+        add_statsd_figures(readings, self._statsd_counts())
 
     async def status(self, _: Request) -> Response:
         return json_response(

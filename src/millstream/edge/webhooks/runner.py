@@ -19,6 +19,7 @@ from millstream.edge.webhooks.endpoint import parse_url
 from millstream.edge.webhooks.leader_lease import open_lease
 from millstream.errors import RetriableError
 from millstream.log.groups import check_offsets
+from millstream.metrics.readings import Readings
 
 _POLL_S = 0.2
 _RETRY_S = 1.0
@@ -59,6 +60,20 @@ class WebhookRunner:
         self._term: _Term | None = None
         self._stopped = False
         self._retry_at_s = 0.0
+        self._polled = False
+
+    def read_metrics(self, readings: Readings) -> None:
+        """Add the figures of the webhook. From any thread."""
+        labels = {"topic": self._webhook.topic, "group": self._webhook.group}
+        readings.add("webhook_leading", float(self._term is not None), **labels)
+        totals = self.totals
+        readings.add("webhook_delivered_records_total", totals.delivered, **labels)
+        readings.add("webhook_undeliverable_records_total", totals.undeliverable, **labels)
+        readings.add("webhook_failed_attempts_total", totals.failed_attempts, **labels)
+
+    def why_not_ready(self) -> str | None:
+        """Return a sentence until it delivers, or is known to be on standby; then None."""
+        return None if self._polled else "It has not asked for the leader lease yet."
 
     def run(self) -> None:
         """Deliver or wait on standby until :meth:`request_stop` is called, or something fails.
@@ -71,6 +86,7 @@ class WebhookRunner:
         try:
             while not self._stopped:
                 why = lease.standby_reason
+                self._polled = lease.held or why is not None
                 if lease.held and self._term is None:
                     reported = False
                     self._start_term()

@@ -30,6 +30,8 @@ interval joins       rows              in time, and not past their  alone; with 
                                        end                          the others must have had a partner
 as-of joins          rows, versions    in time; counting            due; not needed any more; with
                                                                     their slot, if they are corrected
+patterns             rows              in time; for a partial       due; with the last partial
+                                       match                        match that has them
 tables               keys              with their first row         deleted; expired
 budgets              money             granted, less refunds        with a day that is over
 compare              rows              added, less taken back       no window is compared with theirs

@@ -52,13 +52,14 @@ _WORKER_THREADS = {
 }
 # A worker allocates and frees blocks of megabytes all the time. By default glibc maps each of them, and the
 # kernel fills it with zeros, page by page: a fifth of the time of reading and decoding. The numbers are the
-# largest block that glibc takes from its heap, and the free memory that it keeps. Polars has an allocator of
-# its own, jemalloc, which would return memory that was unused for half a second: all of it, between two
-# batches.
+# largest block that glibc takes from its heap, and the free memory that it keeps. Polars and Arrow have allocators of
+# their own, jemalloc and mimalloc, which would return memory that was unused for half a second, or a tenth: all of
+# it, between two batches.
 _WORKER_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(32 * _MIB),
     "MALLOC_TRIM_THRESHOLD_": str(256 * _MIB),
     "_RJEM_MALLOC_CONF": "dirty_decay_ms:10000,muzzy_decay_ms:-1",
+    "MIMALLOC_PURGE_DELAY": "10000",
 }
 
 
@@ -290,6 +291,9 @@ def _settings(name: str, request: _SessionRequest, scratch: _Scratch | None) -> 
         made["spark.master"] = request.master
         # Large frames are rows there (`frame_blocks.py`), and 10,000 of them no batch of Arrow's.
         made["spark.sql.execution.arrow.maxBytesPerBatch"] = str(64 * _MIB)
+        # Java's serializer holds what it has written until it is reset, by default after 100 objects. An object is a few
+        # of those rows, as Spark stores blocks: 100 of them are larger than the heap of a small executor.
+        made["spark.serializer.objectStreamReset"] = "1"
     else:
         cores = request.cores or cores_available()
         made = _common_settings(cores) | _local_settings(cores, scratch)

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from millstream.views.commit.committer import BatchResult
+from millstream.views.runs.batch_figures import BatchPhase
 from millstream.views.runs.progress import Progress
 
 PHASES = ("plan", "read", "stages", "outputs", "collect", "commit")
@@ -34,19 +35,32 @@ class PhaseTimer:
 
     clock: Callable[[], float] = time.monotonic
     took_ms: dict[str, float] = field(default_factory=dict)
+    phases: list[BatchPhase] = field(default_factory=list)
     commit_before_ms: float | None = None
 
     def begin(self, planned_ms: float) -> None:
         """Begin a batch, which took ``planned_ms`` until it was handed over."""
         self.commit_before_ms = self.took_ms.pop("commit", None)
         self.took_ms = {"plan": planned_ms}
+        self.phases = []
+
+    def forget_phases(self) -> None:
+        """Forget from when to when the phases were: the batch has ended, and its spans are emitted."""
+        self.phases = []
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Measure the block as a phase of the batch."""
-        began = self.clock()
-        yield
-        self.took_ms[name] = self.took_ms.get(name, 0.0) + (self.clock() - began) * 1000
+        """Measure the block as a phase of the batch, also if it fails."""
+        began_s = self.clock()
+        if not self.phases:
+            planned_s = self.took_ms.get("plan", 0.0) / 1000
+            self.phases.append(BatchPhase("plan", began_s - planned_s, began_s))
+        try:
+            yield
+        finally:
+            ended_s = self.clock()
+            self.took_ms[name] = self.took_ms.get(name, 0.0) + (ended_s - began_s) * 1000
+            self.phases.append(BatchPhase(name, began_s, ended_s))
 
 
 def batch_record(

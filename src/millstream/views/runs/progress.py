@@ -20,7 +20,7 @@ class Progress:
     ``state_bytes`` is the size of the operators' state. ``false_positive_rates`` is, for each dedup with
     Bloom filters, the current probability that it takes a new event for a repeat. ``object_store`` counts the
     requests and bytes that the batch cost, where the state is on one: ``puts``, ``gets``, ``lists``,
-    ``deletes``, ``retries``, ``bytes_up``, ``bytes_down``; a count of 0 is not there.
+    ``deletes``, ``retries``, ``bytes_up``, ``bytes_down``, and the ``cache_hits`` that cost none; a count of 0 is not there.
     """
 
     app: str

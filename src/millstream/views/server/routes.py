@@ -14,6 +14,8 @@
 ``/apps/NAME/live``                     status and panels as server-sent events, for the page
 ``/apps/NAME/operate``                  status, load, batches, dead letters and versions, for operators
 ``/apps/NAME/dead-letters/replay``      POST: sends dead letters again, see `dead_letter_requests.py`
+``/metrics``                            the figures of all apps and of the log, for Prometheus
+``/healthz``, ``/readyz``               whether the server lives; whether all stores can be read
 ======================================  ===========================================================
 
 But for that POST, the server only reads. Errors: `millstream/http.py`.
@@ -48,6 +50,8 @@ from millstream.http import (
     exception_handlers,
     json_response,
 )
+from millstream.metrics.exposition import Exposition
+from millstream.metrics.routes import metric_routes
 from millstream.views.coverage import partial_note, spans_to_json
 from millstream.views.position import is_reached
 from millstream.views.query import Query
@@ -80,17 +84,22 @@ _STATUS: StatusTable = (
 
 
 def application(
-    catalog: ViewCatalog, *, hosts: frozenset[str] | None, replay: ReplayDeadLetters | None = None
+    catalog: ViewCatalog,
+    exposition: Exposition,
+    *,
+    hosts: frozenset[str] | None,
+    replay: ReplayDeadLetters | None = None,
 ) -> tuple[Starlette, StoreWatcher]:
     """Return the server as an ASGI application, and the watcher that wakes its streams.
 
     Args:
+        exposition: What ``/metrics`` and ``/readyz`` respond.
         hosts: The host names that requests may name; None: any. See :class:`AllowedHosts`.
         replay: Sends dead letters again; None: the server only reads.
     """
     server = ViewRoutes(catalog, replay)
     app = Starlette(
-        routes=server.routes(),
+        routes=[*server.routes(), *metric_routes(exposition)],
         exception_handlers=exception_handlers(_STATUS, _ADDRESSES, _log),
         lifespan=server.lifespan,
     )

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from millstream.client.log_metrics import read_log_metrics
 from millstream.errors import ConfigError
 from millstream.listen_address import (
     bind,
@@ -15,6 +17,8 @@ from millstream.listen_address import (
     is_loopback,
     parse_listen_address,
 )
+from millstream.metrics.exposition import Exposition
+from millstream.views.server.app_metrics import AppMetrics
 from millstream.views.server.catalog import ViewCatalog
 
 if TYPE_CHECKING:
@@ -73,6 +77,14 @@ def serve(
         listener = opened.enter_context(closing(bind(host, port, "page")))
         listener.listen(_BACKLOG)
         names = http.LOCAL_NAMES | {host} if local else None
-        app, watcher = application(catalog, hosts=names, replay=replay if local else None)
+        figures = AppMetrics(catalog, Path(log))
+        opened.callback(figures.close)
+        exposition = Exposition(
+            {"apps": figures.read, "log": partial(read_log_metrics, Path(log))},
+            [figures.why_not_ready],
+        )
+        app, watcher = application(
+            catalog, exposition, hosts=names, replay=replay if local else None
+        )
         with http.serve_in_thread(app, listener, what="page", ending=watcher.close):
             yield ViewServer(http.url_of(host, listener))

@@ -61,7 +61,7 @@ class DatasetWriter:
         name = f"{batch_id:012}-{self.stamp}{uuid.uuid4().hex[:12]}.parquet"
         path = f"{partition}/{name}" if partition else name
         self.place.put(path, buffer.getvalue())
-        return DataFile(path, rows.height, partition)
+        return DataFile(path, rows.height, partition, int(rows.estimated_size()))
 
     def _partitions(self, rows: pl.DataFrame) -> Iterable[tuple[str, pl.DataFrame]]:
         if not self.partition_by:

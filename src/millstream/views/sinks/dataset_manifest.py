@@ -27,7 +27,8 @@ from millstream.views.coverage import CoverageSpan
 
 FILE = "_manifest.json"
 _LOCK = "_lock"
-_FORMAT = 3
+_FORMAT = 4
+_OLDEST_FORMAT = 3  # files without a size, and no datasets that were deleted
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class DataFile:
     path: str
     rows: int
     partition: str  # the folder, as in day=2026-01-31
+    memory_bytes: int = 0  # of its rows, once read; 0 in a manifest of an earlier version
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ class DatasetFence:
 class Manifest:
     """What a dataset consists of. ``columns`` is an Arrow IPC stream without rows, as base64.
 
-    ``coverage`` are the spans that the dataset covers.
+    ``coverage`` are the spans that the dataset covers. ``deleted`` begins the identities of datasets that were there
+    before, and were deleted: see ``dataset_url.py``.
     """
 
     identity: str
@@ -72,6 +75,7 @@ class Manifest:
     files: tuple[DataFile, ...] = ()
     replaced: tuple[ReplacedFile, ...] = field(default=())
     coverage: tuple[CoverageSpan, ...] = ()
+    deleted: tuple[str, ...] = ()
 
     @property
     def schema(self) -> pl.Schema:
@@ -120,10 +124,10 @@ def parse_manifest(data: bytes, path: Path | str) -> Manifest:
         raise ConfigError(
             f"{path} has format {version}; this version reads {_FORMAT}. Upgrade millstream."
         )
-    if version < _FORMAT:
+    if version < _OLDEST_FORMAT:
         raise ConfigError(
-            f"{path} has format {version}, of an earlier version; this one reads {_FORMAT}. Go on with "
-            "that version, or give the output another folder."
+            f"{path} has format {version}, of an earlier version; this one reads {_OLDEST_FORMAT} and {_FORMAT}. Go "
+            "on with that version, or give the output another folder."
         )
     try:
         fence = values.pop("fence")
@@ -133,6 +137,7 @@ def parse_manifest(data: bytes, path: Path | str) -> Manifest:
             files=tuple(DataFile(**one) for one in values.pop("files")),
             replaced=tuple(ReplacedFile(**one) for one in values.pop("replaced")),
             coverage=tuple(map(CoverageSpan.from_json, values.pop("coverage"))),
+            deleted=tuple(values.pop("deleted", ())),
             **values,
         )
     except (KeyError, TypeError) as error:

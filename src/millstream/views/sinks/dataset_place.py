@@ -81,7 +81,8 @@ class DatasetPlace(Protocol):
     def files(self, manifest: Manifest, before_run: int | None = None) -> dict[str, int]:
         """Return the files of the dataset that are there, named by its manifest or not, with their sizes.
 
-        With ``before_run`` only those which no run of this number or a later one can have written.
+        With ``before_run`` only those which no run of this number or a later one can have written. Those of datasets
+        that were deleted here are among them, as nobody reads them.
         """
         ...
 

@@ -21,7 +21,10 @@ An old writer that wakes up finds its number taken. If it is so old that its num
 the newest when it looks (step 3): nobody reads it, and the writer is refused.
 
 The name of a file has the dataset and the run that wrote it. A run removes only what earlier runs have left, so what a newer
-one has just put, and not named yet, is safe from it. What an old run puts after that is for the run after.
+one has just put, and not named yet, is safe from it. What an old run puts after that is for the run after. A dataset that
+begins where another was deleted knows of it, and removes what runs of that one have put since.
+
+All of this needs listings that have every object whose put has been answered, as S3's have since 2020.
 
 Source: the numbered manifests of SlateDB, and Delta Lake's log (Armbrust et al., PVLDB 13(12), 2020), both of which
 rely on a conditional put.
@@ -30,6 +33,7 @@ rely on a conditional put.
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -49,9 +53,9 @@ _MANIFEST = re.compile(rf"{_MANIFESTS}(\d{{20}})\.json")
 _FILE = re.compile(
     r"(?:.*/)?\d{12,}-(?P<dataset>[0-9a-f]{8})-(?P<run>\d{8,})-[0-9a-f]{12}\.parquet"
 )
-_DELETED = (
-    b'{"deleted": true}'  # a manifest: what stays of a dataset, so that no number is given twice
-)
+_DELETED = b'{"deleted": '  # so begins a manifest that says that there is no dataset any more
+_DELETED_MAX = 64  # datasets before, of which a manifest knows
+_ID_CHARACTERS = 8  # of a dataset's identity, in the names of its files
 _KEPT = 8  # manifests besides the newest, for whoever has just listed them
 _READS_MAX = 10  # of a manifest that is removed between the list and the read
 _MERGED_TIERS = (
@@ -67,6 +71,7 @@ class UrlPlace:
     client: ObjectClient = field(init=False)
     merged_tiers: int = _MERGED_TIERS
     _number: int = 0  # of the manifest that was read last
+    _deleted: tuple[str, ...] = ()  # what it says of datasets before
 
     def __post_init__(self) -> None:
         self.client = ObjectClient(self.url)
@@ -88,7 +93,7 @@ class UrlPlace:
                     f"{self.url} holds {foreign!r} and is no dataset of Millstream. Give another URL."
                 )
             try:
-                self.write(fresh)
+                self.write(replace(fresh, deleted=self._deleted))
             except ManifestReplacedError:
                 continue  # another run has made it
 
@@ -102,10 +107,17 @@ class UrlPlace:
                 data = self.client.get(name).to_pybytes()
             except FileNotFoundError:  # replaced since, and removed
                 continue
-            return None if data == _DELETED else parse_manifest(data, f"{self.url}/{name}")
+            return self._parse(data, name)
         raise CorruptionError(
             f"The newest manifest of {self.url} is listed, and can't be read: {name}. Restore it from a backup."
         )
+
+    def _parse(self, data: bytes, name: str) -> Manifest | None:
+        if not data.startswith(_DELETED):
+            return parse_manifest(data, f"{self.url}/{name}")
+        found = json.loads(data)["deleted"]
+        self._deleted = tuple(found) if isinstance(found, list) else ()  # once it said only: true
+        return None
 
     def write(self, manifest: Manifest) -> None:
         self._put_manifest(manifest.to_json().encode())
@@ -131,7 +143,7 @@ class UrlPlace:
     # ── files ───────────────────────────────────────────────────────────────────────────────
 
     def stamp(self, manifest: Manifest, run: int) -> str:
-        return f"{manifest.identity[:8]}-{run:08}-"
+        return f"{manifest.identity[:_ID_CHARACTERS]}-{run:08}-"
 
     def put(self, path: str, data: bytes) -> None:
         self.client.put(path, memoryview(data))
@@ -150,11 +162,13 @@ class UrlPlace:
 
     def files(self, manifest: Manifest, before_run: int | None = None) -> dict[str, int]:
         found = {}
+        own = manifest.identity[:_ID_CHARACTERS]
         for name, size_bytes in self.client.objects():
             match = _FILE.fullmatch(name)
-            if match is None or match["dataset"] != manifest.identity[:8]:
+            if match is None:
                 continue
-            if before_run is None or int(match["run"]) < before_run:
+            is_old = before_run is None or int(match["run"]) < before_run
+            if match["dataset"] in manifest.deleted or (match["dataset"] == own and is_old):
                 found[name] = size_bytes
         return found
 
@@ -170,8 +184,10 @@ class UrlPlace:
         1. A manifest without files and fence is put: a running job is refused, readers see no rows. It
            keeps the identity, so that a repetition after a crash finds the dataset.
         2. The files are removed. A crash leaves some of them.
-        3. A last manifest says that there is no dataset. It stays, and so does its number: an old writer that puts the
-           next one would find it free otherwise. The others are removed, or some are left.
+        3. A last manifest says that there is no dataset, and which there was. It stays, and so does its number: an
+           old writer that puts the next one would find it free otherwise. The others are removed, or some are left.
+
+        An old writer may put files at any time after that. The next dataset here removes them, as it begins each run.
 
         Raises:
             ManifestReplacedError: somebody writes to it.
@@ -181,7 +197,8 @@ class UrlPlace:
             return
         self.write(replace(manifest, fence=None, files=(), replaced=()))
         self.remove(self.files(manifest))
-        self._put_manifest(_DELETED)
+        deleted = [*manifest.deleted, identity[:_ID_CHARACTERS]][-_DELETED_MAX:]
+        self._put_manifest(json.dumps({"deleted": deleted}).encode())
         self.remove(_manifest_name(number) for number in self._numbers() if number < self._number)
 
 

@@ -6,6 +6,7 @@ import threading
 from contextlib import closing
 
 import mariadb_database
+import psycopg
 import pytest
 
 import millstream as ms
@@ -81,6 +82,25 @@ def test_a_column_that_is_dropped_before_its_rows_are_captured_keeps_its_type(tm
     ms.apply("shop", f"sqlite:///{copy}", log=log).run(until="caught-up")
     with closing(sqlite3.connect(copy)) as found:
         assert [row for (row,) in found.execute("SELECT id FROM t ORDER BY id")] == [1, 2, 3]
+
+
+def test_a_column_that_is_altered_before_its_rows_are_captured_has_the_type_that_they_have(
+    tmp_path, database, postgres_server
+):
+    log, target = tmp_path / "log", postgres_server.url(f"copy_{database.name}")
+    database.run("CREATE TABLE t (id INT PRIMARY KEY, x INT)", "INSERT INTO t VALUES (1, 3)")
+    capture(database, log)
+    ms.apply("shop", target, log=log).run(until="caught-up")
+    database.run(
+        "INSERT INTO t VALUES (2, 7)",
+        "ALTER TABLE t MODIFY x VARCHAR(9)",
+        "INSERT INTO t VALUES (3, 'none')",
+    )
+    capture(database, log)
+    ms.apply("shop", target, log=log).run(until="caught-up")
+    with psycopg.connect(target) as session:
+        found = session.execute(f"SELECT * FROM {database.name}.t ORDER BY id").fetchall()
+    assert found == [(1, "3"), (2, "7"), (3, "none")]
 
 
 @pytest.mark.parametrize("kind", ["postgres", "sqlite", "parquet"])

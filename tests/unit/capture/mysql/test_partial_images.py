@@ -1,6 +1,7 @@
 """Sessions that log rows without some columns (``binlog_row_image``): what the log has nowhere is read from the table."""
 
 import random
+import re
 
 import pytest
 
@@ -83,6 +84,93 @@ def test_a_virtual_column_or_key_that_is_not_logged_is_read(database, replica, s
     assert strictly_replayed(replica) == truth(database)
 
 
+DEFAULTS = """id INT PRIMARY KEY, n INT DEFAULT -5, big BIGINT UNSIGNED DEFAULT 18446744073709551615, d DECIMAL(10, 3) DEFAULT 1.5,
+    f DOUBLE DEFAULT 2.5, fl FLOAT DEFAULT 1.1, c CHAR(9) DEFAULT 'a ', v VARCHAR(20) CHARACTER SET latin1 DEFAULT 'it''s ü',
+    esc VARCHAR(20) DEFAULT 'a\\\\b', named VARCHAR(20) DEFAULT 'NULL', t TEXT DEFAULT 'x', e ENUM('q', 'r') DEFAULT 'r',
+    s SET('q', 'r') DEFAULT 'q,r', day DATE DEFAULT '2026-02-28', at DATETIME(3) DEFAULT '2026-02-28 01:02:03.5',
+    stamp TIMESTAMP NULL DEFAULT '2026-02-28 01:02:03', y YEAR DEFAULT 2026, b BIT(3) DEFAULT b'101', l TIME DEFAULT '-01:00:00',
+    raw VARBINARY(9) DEFAULT 'ab', u UUID DEFAULT '00000000-0000-0000-0000-000000000001', none TEXT, made INT DEFAULT (1 + 1),
+    nn INT NOT NULL, now DATETIME DEFAULT CURRENT_TIMESTAMP, doc JSON DEFAULT '{"a": 1}'"""
+UNKNOWN_DEFAULTS = {"fl", "esc", "stamp", "b", "l", "raw", "u", "nn"}
+
+
+def test_an_insertion_has_the_defaults_that_its_session_did_not_log(database, replica):
+    known = [line for line in _divided(DEFAULTS) if line.split()[0] not in UNKNOWN_DEFAULTS]
+    database.run(f"CREATE TABLE t ({', '.join(known)})", "CREATE TABLE whole LIKE t")
+    replica.follow(database.source(), now)
+    database.run("INSERT INTO whole (id) VALUES (1)", MINIMAL, "INSERT INTO t (id) VALUES (1)")
+    replica.follow(database.source(), now)
+    (change,) = replica.changes("t")
+    (whole,) = replica.changes("whole")
+    assert change.op == "c", "it was read again"
+    assert {**change.after, "now": 0} == {**whole.after, "now": 0}
+    assert list(change.after) == list(whole.after)
+
+
+def test_a_default_that_is_not_known_is_read(database, replica):
+    database.run(f"CREATE TABLE t ({DEFAULTS})", "CREATE TABLE whole LIKE t")
+    replica.follow(database.source(), now)
+    lenient = "SET SESSION sql_mode = ''"
+    database.run(
+        lenient, "INSERT INTO whole (id) VALUES (1)", MINIMAL, "INSERT INTO t (id) VALUES (1)"
+    )
+    replica.follow(database.source(), now)
+    (change,) = replica.changes("t")
+    (whole,) = replica.changes("whole")
+    assert change.op == "r"
+    assert {**change.after, "now": 0} == {**whole.after, "now": 0}
+
+
+def _divided(columns):
+    """Divide the columns of a table at the commas that are not within brackets or quotes."""
+    return [part.strip() for part in re.split(r",\s+(?=[a-z]+ [A-Z])", columns)]
+
+
+PLAIN = ("CREATE TABLE t (id INT PRIMARY KEY, x INT DEFAULT 5, y INT, b TEXT DEFAULT 'd')",)
+
+
+def plainly_replayed(replica):
+    """Return the rows by the envelope's rules, as tuples: a column that is left out has the value of the row before."""
+    rows = {}
+    for change in replica.changes("t"):
+        before = rows.pop((change.before or change.after)["id"], {})
+        if change.after is not None:
+            row = {**before, **change.after} if change.op == "u" else change.after
+            rows[row["id"]] = row
+    return sorted(tuple(row[name] for name in ("id", "x", "y", "b")) for row in rows.values())
+
+
+def test_a_default_holds_until_the_table_is_altered(database, replica):
+    database.run(*PLAIN)
+    replica.follow(database.source(), now)
+    for key in range(4):
+        insert = f"INSERT INTO t (id, y) VALUES ({key}, 1)"
+        database.run(MINIMAL, insert, f"ALTER TABLE t ALTER COLUMN x SET DEFAULT {key}")
+        if key == 1:
+            replica.follow(database.source(), now)
+    replica.follow(database.source(), now)
+    assert plainly_replayed(replica) == sorted(database.run("SELECT * FROM t"))
+
+
+@pytest.mark.parametrize("image", ["NOBLOB", "MINIMAL"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "REPLACE INTO t (id, y) VALUES (3, 9)",
+        "INSERT INTO t (id, y) VALUES (3, 9) ON DUPLICATE KEY UPDATE y = 7",
+        "UPDATE t SET id = 4 WHERE id = 3",
+    ],
+)
+def test_a_row_that_is_replaced_has_defaults_that_are_not_logged(
+    database, replica, statement, image
+):
+    database.run(*PLAIN, "INSERT INTO t VALUES (3, 1, 1, 'x')")
+    replica.follow(database.source(), now)
+    database.run(f"SET SESSION binlog_row_image = {image}", statement)
+    replica.follow(database.source(), now)
+    assert plainly_replayed(replica) == sorted(database.run("SELECT * FROM t"))
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_snapshot_that_is_killed_again_and_again_is_the_table(database, replica, seed):
     dice = random.Random(seed)
@@ -105,6 +193,8 @@ def some(dice):
                 f"UPDATE IGNORE t SET id = {new} WHERE id = {old}",
                 f"UPDATE IGNORE t SET id = {new}, y = 3 WHERE id = {old}",
                 f"INSERT IGNORE INTO t (id, x, y) VALUES ({new}, 1, 2)",
+                f"INSERT IGNORE INTO t (id, y) VALUES ({new}, 2)",
+                f"REPLACE INTO t (id, y) VALUES ({new}, 6)",
                 f"REPLACE INTO t (id, x, y) VALUES ({new}, 3, 4)",
                 f"DELETE FROM t WHERE id = {old}",
             ]

@@ -3,6 +3,8 @@
 import pytest
 from mariadb_types import ALL_VALUES, EVERY_TYPE
 
+from millstream.capture.envelope import to_json
+from millstream.capture.mysql import snapshot_rows
 from millstream.capture.units import TableDefinition
 from millstream.errors import ConfigError
 
@@ -28,7 +30,11 @@ def insert_all(table):
     return [f"INSERT INTO {table} VALUES ({place}, {row})" for place, row in enumerate(ALL_VALUES)]
 
 
-def test_each_type_reads_the_same_in_a_snapshot_and_in_the_log(database, replica):
+@pytest.mark.parametrize("rows_min", [1, 100])
+def test_each_type_reads_the_same_in_a_snapshot_and_in_the_log(
+    database, replica, rows_min, monkeypatch
+):
+    monkeypatch.setattr(snapshot_rows, "_BLOCK_ROWS_MIN", rows_min)
     database.run(EVERY_TYPE.format("a"), EVERY_TYPE.format("b"))
     database.run("SET sql_mode = ''", *insert_all("a"))
     replica.follow(database.source(chunk_rows=2), now)
@@ -37,7 +43,21 @@ def test_each_type_reads_the_same_in_a_snapshot_and_in_the_log(database, replica
     assert {change.op for change in replica.changes("b")} == {"c"}
     assert len(replica.rows("a")) == len(ALL_VALUES)
     for read, logged in zip(replica.rows("a"), replica.rows("b"), strict=True):
-        assert read == logged
+        assert to_json(read) == to_json(logged)
+
+
+def test_the_log_and_the_server_agree_on_what_each_type_is(database, replica):
+    database.run(EVERY_TYPE.format("a"))
+    replica.follow(database.source(), now)
+    database.run("SET sql_mode = ''", *insert_all("a"))
+    replica.follow(database.source(), now)
+    first, last = (
+        [(one["name"], one["type"]) for one in content.columns]
+        for _, _, contents in replica.units
+        for content in contents
+        if isinstance(content, TableDefinition)
+    )
+    assert first == last
 
 
 def test_chunks_go_on_after_keys_of_every_type(database, replica):

@@ -224,24 +224,36 @@ def test_files_that_were_merged_stay_for_readers_for_ten_minutes(tmp_path):
 
 
 @settings(max_examples=some(60), deadline=None)
-@given(heights=st.lists(st.integers(1, 8**TIERS * 2), max_size=80), parts=st.integers(1, 3))
-def test_merging_ends_keeps_every_row_and_leaves_few_small_files(heights, parts):
+@given(
+    heights=st.lists(st.integers(1, 8**TIERS * 2), max_size=80),
+    parts=st.integers(1, 3),
+    row_bytes=st.sampled_from([0, 8, 1_000, 100_000]),
+)
+def test_merging_ends_keeps_every_row_and_leaves_few_small_files(heights, parts, row_bytes):
     """The rule alone, on files that are only counted; each row's rewrites are counted too."""
     files, rewrites = [], {}
     for number, height in enumerate(heights):
-        file = DataFile(f"f{number}", height, f"p{number % parts}")
+        file = DataFile(f"f{number}", height, f"p{number % parts}", height * row_bytes)
         rewrites[file.path] = 0
         files.append(file)
         while group := files_to_merge(files):
             assert len({one.partition for one in group}) == 1
-            assert sum(one.rows for one in group) < 8 ** (TIERS + 1)
-            merged = DataFile("+".join(one.path for one in group), sum(one.rows for one in group), group[0].partition)  # fmt: skip
+            rows = sum(one.rows for one in group)
+            assert rows < 8 ** (TIERS + 1)
+            assert rows * row_bytes < 8 * (32 << 20)
+            merged = DataFile("+".join(one.path for one in group), rows, group[0].partition, rows * row_bytes)  # fmt: skip
             rewrites[merged.path] = 1 + max(rewrites[one.path] for one in group)
             files = [one for one in files if one not in group] + [merged]
     assert sum(file.rows for file in files) == sum(heights)
     assert max(rewrites.values(), default=0) <= TIERS
     for partition in range(parts):
-        small = [f for f in files if f.rows < 8**TIERS and f.partition == f"p{partition}"]
+        small = [
+            file
+            for file in files
+            if file.rows < 8**TIERS
+            and file.rows * row_bytes < 32 << 20
+            and file.partition == f"p{partition}"
+        ]
         assert len(small) <= 7 * TIERS
 
 
@@ -311,6 +323,19 @@ def test_what_is_no_dataset_or_anothers_or_declared_otherwise_is_refused(tmp_pat
         other.begin_run(RunStart("other", "main", 1, "two"))
     with pytest.raises(ConfigError, match=r"no dataset in .*nowhere"):
         ms.dataset(tmp_path / "nowhere")
+
+
+def test_a_manifest_of_the_version_before_is_read_and_its_files_are_merged(tmp_path):
+    job = Job(tmp_path / "out", NUMBERS)
+    for n in range(7):
+        job.commit(numbers(n))
+    manifest = json.loads((tmp_path / "out" / FILE).read_text())
+    assert manifest.pop("deleted") == []
+    assert all(file.pop("memory_bytes") > 0 for file in manifest["files"])
+    (tmp_path / "out" / FILE).write_text(json.dumps({**manifest, "format": 3}))
+    job.commit(numbers(7))
+    assert rows(tmp_path / "out") == [(n,) for n in range(8)]
+    assert len(ms.dataset(tmp_path / "out").files) == 1
 
 
 def test_damage_is_told_and_nothing_is_thrown_away(tmp_path):

@@ -250,6 +250,34 @@ def test_a_dataset_that_was_deleted_can_begin_again_and_an_old_run_cannot_bring_
     assert held(s3_url) == [7]
 
 
+def test_what_tasks_put_after_their_dataset_was_deleted_is_removed_by_runs_of_the_next(s3_url):
+    job, late = Job(s3_url, run=7), []
+    below = Job(
+        f"{s3_url}/below"
+    )  # another dataset: its files are in every listing of the one above
+    below.commit(numbers(1))
+    for checkpoint in ("two", "three"):
+        late.append(job.sink.stager(job.fence, "out"))
+        delete_dataset(s3_url, job.sink.identity)
+        staged = [file.path for stager in late for file in stager.stage(numbers(1, 2)).files]
+        assert objects(s3_url) > {*staged}
+        job = Job(s3_url, run=1, checkpoint=checkpoint)
+        job.commit(numbers(3))
+        assert not objects(s3_url) & {*staged}
+    staged = [file.path for stager in late for file in stager.stage(numbers(1, 2)).files]
+    assert objects(s3_url) > {*staged}
+    Job(s3_url, run=2, checkpoint="three")
+    assert not objects(s3_url) & {*staged}
+    assert (held(s3_url), held(f"{s3_url}/below")) == ([3], [1])
+
+
+def test_a_url_whose_dataset_an_earlier_version_deleted_can_be_used_again(s3_url):
+    manifest = "_manifests/00000000000000000009.json"
+    ObjectClient(s3_url).put(manifest, memoryview(b'{"deleted": true}'))
+    Job(s3_url).commit(numbers(3))
+    assert held(s3_url) == [3]
+
+
 def test_what_cannot_be_is_refused_and_no_credentials_are_shown(s3_url, monkeypatch):
     ObjectClient(s3_url).put("notes.txt", memoryview(b"mine"))
     with pytest.raises(ConfigError, match=r"holds 'notes.txt' and is no dataset"):

@@ -1,0 +1,102 @@
+"""What is emitted of matches: the key, when they began and ended, and measures of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from millstream.kernels.arrays import Int64s
+from millstream.kernels.frames import TIME, to_datetimes
+from millstream.kernels.patterns.conditions import Matched, matched_in
+
+MATCH_START, MATCH_END = "match_start", "match_end"
+_MATCH = "__match"
+
+
+@dataclass(frozen=True)
+class Measures:
+    """The columns of a match besides its key: expressions over the key and aggregates of matched rows.
+
+    ``columns`` are those of the stream, ``steps`` the names of the steps by their states.
+    """
+
+    expressions: tuple[tuple[str, pl.Expr], ...]
+    columns: tuple[tuple[str, pl.DataType], ...]
+    steps: tuple[str, ...]
+
+    @property
+    def matched(self) -> dict[str, Matched]:
+        return matched_in(expression for _, expression in self.expressions)
+
+    @property
+    def columns_read(self) -> list[str]:
+        """The columns of the stream that matched rows must have, in their order."""
+        every = [name for name, _ in self.columns]
+        asked = {one.column for one in self.matched.values() if one.aggregate != "count"}
+        return every if None in asked else [name for name in every if name in asked]
+
+    def of(self, by: Sequence[str], rows: pl.DataFrame, found: Int64s, count: int) -> pl.DataFrame:
+        """Return a row for each of ``count`` matches.
+
+        ``found`` has the rows of the matches, as (number of the match, row, step), match by match in their order.
+        """
+        matches, places, states = found[:, 0], found[:, 1], found[:, 2]
+        first = places[_first_of(matches)]
+        last = places[_first_of(matches[::-1], len(matches))]
+        table = rows[first][list(by)].hstack(
+            [
+                to_datetimes(rows[TIME][first]).alias(MATCH_START),
+                to_datetimes(rows[TIME][last]).alias(MATCH_END),
+            ]
+        )
+        types = dict(self.columns)
+        hidden = []
+        for name, matched in self.matched.items():
+            mine = states == self.steps.index(matched.step)
+            lists = _lists(matched, found[mine], rows, count, self.columns)
+            hidden.append(_aggregate(lists, matched).cast(matched.dtype(types)).alias(name))
+        made = table.hstack(hidden).select(
+            *(expression.alias(name) for name, expression in self.expressions)
+        )
+        return table.hstack(made)
+
+
+def _first_of(matches: Int64s, backwards: int | None = None) -> Int64s:
+    """Return where each match begins; ``backwards``: of so many given in reverse, where each ends, in their order."""
+    begins = np.flatnonzero(np.diff(matches, prepend=-1))
+    return begins if backwards is None else (backwards - 1 - begins)[::-1]
+
+
+def _lists(
+    matched: Matched,
+    found: Int64s,
+    rows: pl.DataFrame,
+    count: int,
+    columns: Sequence[tuple[str, pl.DataType]],
+) -> pl.Series:
+    """Return, for each match, the list of what the rows of a step have, given where these are."""
+    matches, places = found[:, 0], found[:, 1]
+    if matched.aggregate == "count":
+        values = pl.Series("value", places)
+    elif matched.column is None:
+        values = rows[places].select(name for name, _ in columns).to_struct("value")
+    else:
+        values = rows[matched.column][places].alias("value")
+    table = pl.DataFrame({_MATCH: matches, "value": values})
+    grouped = table.group_by(_MATCH, maintain_order=True).agg("value")
+    every = pl.DataFrame({_MATCH: pl.int_range(count, eager=True)})
+    lists = every.join(grouped, on=_MATCH, how="left", maintain_order="left")["value"]
+    empty = pl.Series([[]], dtype=lists.dtype).new_from_index(0, count)
+    return lists.zip_with(lists.is_not_null(), empty)
+
+
+def _aggregate(lists: pl.Series, matched: Matched) -> pl.Series:
+    """Return the aggregate of each list. They are summed one after the other, whatever else is in the batch."""
+    if matched.aggregate == "list":
+        return lists
+    method = "len" if matched.aggregate == "count" else matched.aggregate
+    made: pl.Series = getattr(lists.list, method)()
+    return made

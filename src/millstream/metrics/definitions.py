@@ -1,0 +1,134 @@
+"""The table of all metrics: name, kind, labels and meaning of each. Nothing else is ever exposed.
+
+Names follow Prometheus' rules: base units (seconds, bytes) at the end, ``_total`` for what only grows. A
+label's values are bounded: apps, steps, views, topics, partitions and groups that somebody has declared, or
+words of this table. No label is a key, a client or an error's text.
+
+``docs/metrics.md`` is made from this table. What serves them is in :data:`SERVED_BY`.
+
+Source: prometheus.io, "Metric and label naming", "Instrumentation".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+MetricKind = Literal["counter", "gauge", "histogram"]
+MetricSource = Literal["process", "app", "log", "broker", "edge", "webhook"]
+
+PREFIX = "millstream_"
+SERVED_BY: Mapping[MetricSource, str] = {
+    "process": "every server",
+    "app": "`millstream ui`, of all apps; `millstream run --metrics`, of its own",
+    "log": "`millstream ui`; `millstream broker --metrics`",
+    "broker": "`millstream broker --metrics`",
+    "edge": "`millstream edge`",
+    "webhook": "`millstream webhook --metrics`",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MetricDefinition:
+    """One metric. ``name`` is that of its samples; those of a histogram have ``_bucket``, ``_sum``, ``_count``."""
+
+    name: str
+    source: MetricSource
+    kind: MetricKind
+    labels: tuple[str, ...]
+    help: str
+
+
+def _table(source: MetricSource, rows: str) -> list[MetricDefinition]:
+    """Read lines of a table: name, kind, labels, meaning."""
+    found = []
+    for row in rows.strip().splitlines():
+        name, kind, labels, meaning = (cell.strip() for cell in row.split("|", 3))
+        assert kind in ("counter", "gauge", "histogram"), row
+        names = () if labels == "-" else tuple(labels.split())
+        found.append(MetricDefinition(PREFIX + name, source, kind, names, meaning))  # type: ignore[arg-type]
+    return found
+
+
+_PROCESS = """
+info                 | gauge   | version | Always 1; the label is the version of Millstream.
+metrics_cpu_seconds_total | counter | -  | CPU time that the figures of this server have cost.
+metrics_failed       | gauge   | source  | 1 if figures of this source could not be read, and are missing.
+"""
+_APP = """
+app_running                 | gauge   | app | 1 while a run of the app is alive, else 0.
+app_failed                  | gauge   | app | 1 if the last run ended with an error or was killed, and none is alive.
+app_batches_total           | counter | app | Batches committed.
+app_last_batch_timestamp_seconds | gauge | app | When the last batch was committed.
+app_last_batch_duration_seconds  | gauge | app | How long the last batch took before its commit.
+app_batch_phase_seconds_total | counter | app phase | Time in each phase of batches: plan, read, stages, outputs, collect, commit. The commit of a batch is counted with the next one.
+app_late_events_total       | counter | app | Events that were late, each once.
+app_object_requests_total   | counter | app operation | Requests to the object store of the state: puts, gets, lists, deletes, retries.
+app_object_bytes_total      | counter | app direction | Bytes to (up) and from (down) the object store of the state.
+app_state_cache_hits_total  | counter | app | Reads of state that were answered by the cache of the object store. Each other read is one of the gets.
+source_lag_records          | gauge   | app topic partition | Offsets that the app has still to read.
+source_lag_seconds          | gauge   | app topic partition | Age of the oldest record that the app has still to read, by its timestamp in the log; 0 if there is none.
+source_watermark_delay_seconds | gauge | app topic partition | How far the partition's watermark is behind the clock. Missing while it has none.
+source_idle                 | gauge   | app topic partition | 1 while the partition is idle and holds no watermark back.
+view_freshness_seconds      | gauge   | app view | Age of the oldest record of the view's topics that the view does not reflect; 0 if it reflects all.
+view_changes_total          | counter | app view | Changes of rows of the view.
+step_read_rows_total        | counter | app step | Rows that the step has read.
+step_exit_rows_total        | counter | app step exit | Where they went: emitted, held (in the state), late, dead, filtered, duplicate. The sum over all exits is what the step has read.
+step_watermark_delay_seconds | gauge  | app step | How far the step's watermark is behind the clock. Missing while it has none.
+step_state_bytes            | gauge   | app step | Size of the step's state.
+step_state_rows             | gauge   | app step | Rows of the step's state, with those of a key once for each run that has it.
+"""
+_LOG = """
+log_bytes                   | gauge   | topic partition | Size of the partition's files.
+log_start_offset            | gauge   | topic partition | The first offset that is kept.
+log_end_offset              | gauge   | topic partition | The offset after the last one that readers may read.
+log_disk_size_bytes         | gauge   | - | Size of the file system that has the log.
+log_disk_free_bytes         | gauge   | - | What is free of it for this user.
+group_lag_records           | gauge   | group topic partition | Records that the group has still to read.
+group_at_risk_records       | gauge   | group topic partition | Those of them that retention removes next.
+group_lost_records          | gauge   | group topic partition | Offsets that retention removed before the group had read them.
+"""
+_BROKER = """
+broker_connections          | gauge   | - | Open connections.
+broker_connections_total    | counter | - | Connections accepted.
+broker_refusals_total       | counter | reason | Connections that the broker ended: limit, unauthenticated, malformed, unsupported, timeout, fault.
+broker_requests_total       | counter | api | Requests, by kind.
+broker_request_memory_bytes | gauge   | - | Memory that requests hold.
+broker_log_writable         | gauge   | - | 1 while the log accepts appends; 0 after the disk has failed.
+log_sync_seconds            | histogram | - | How long a sync of the log took (fdatasync), of all partitions of a group of appends.
+"""
+_EDGE = """
+edge_requests_total         | counter | - | Requests to append.
+edge_events_total           | counter | - | Events appended over HTTP.
+edge_duplicate_requests_total | counter | - | Requests whose Idempotency-Key had been used: nothing was appended again.
+edge_bad_events_total       | counter | - | Events that were refused as malformed.
+edge_events_not_appended_total | counter | - | Events that the log did not accept.
+edge_refusals_total         | counter | - | Requests refused for load (429).
+edge_requests_in_progress   | gauge   | - | Requests that are appending.
+edge_request_memory_bytes   | gauge   | - | Memory that they hold.
+edge_streams                | gauge   | - | Open streams of events.
+edge_streams_total          | counter | - | Streams opened.
+edge_streamed_bytes_total   | counter | - | Bytes sent in streams.
+edge_datagrams_total        | counter | - | StatsD datagrams received.
+edge_datagram_metrics_total | counter | result | Metrics in datagrams: appended, not_appended, malformed.
+edge_datagrams_lost_total   | counter | where | Datagrams lost: kernel (its buffer was full), sequence (missing by the sender's numbers).
+"""
+_WEBHOOK = """
+webhook_leading             | gauge   | topic group | 1 while this process delivers, 0 on standby.
+webhook_delivered_records_total | counter | topic group | Records delivered.
+webhook_undeliverable_records_total | counter | topic group | Records that went to the dead-letter topic.
+webhook_failed_attempts_total | counter | topic group | Attempts that failed.
+"""
+
+METRICS: Mapping[str, MetricDefinition] = {
+    metric.name: metric
+    for metric in (
+        *_table("process", _PROCESS),
+        *_table("app", _APP),
+        *_table("log", _LOG),
+        *_table("broker", _BROKER),
+        *_table("edge", _EDGE),
+        *_table("webhook", _WEBHOOK),
+    )
+}

@@ -1,0 +1,231 @@
+"""By what an alert is told: an HTTP request, an e-mail, or a command. Each says when it has not been told."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import smtplib
+import ssl
+import subprocess
+import urllib.error
+import urllib.request
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.message import EmailMessage
+from http.client import HTTPException
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from millstream.errors import ConfigError, RetriableError
+
+TIMEOUT_S = 10.0
+PASSWORD_VARIABLE = "MILLSTREAM_SMTP_PASSWORD"  # noqa: S105 - its name
+
+
+class AlertMessage(NamedTuple):
+    """What is told. ``id`` is the same each time a notice is told; ``scope`` is the app, or the log."""
+
+    id: str
+    kind: str
+    alert: str
+    scope: str
+    text: str
+    at_s: float
+
+    def to_json(self) -> bytes:
+        """Return it as JSON; ``at`` is RFC 3339."""
+        at = datetime.fromtimestamp(self.at_s, UTC).isoformat().replace("+00:00", "Z")
+        values = {**self._asdict(), "at": at}
+        del values["at_s"]
+        return json.dumps(values, ensure_ascii=False).encode()
+
+    @property
+    def subject(self) -> str:
+        """One line."""
+        return f"[{self.kind}] {self.scope}: {self.alert}"
+
+
+class AlertTarget(ABC):
+    """Tells alerts. ``name`` is its identity in stored notices: it has no secret."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str: ...
+
+    @abstractmethod
+    def send(self, message: AlertMessage) -> None:
+        """Tell it.
+
+        Raises:
+            RetriableError: it may not have been told.
+        """
+
+
+@dataclass(frozen=True)
+class WebhookTarget(AlertTarget):
+    """Sends alerts to a URL: made by :func:`tell_webhook`."""
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def name(self) -> str:
+        parts = urlsplit(self.url)
+        return f"webhook {parts.scheme}://{parts.hostname}{parts.path}"
+
+    def send(self, message: AlertMessage) -> None:
+        headers = {
+            **self.headers,
+            "Content-Type": "application/json",
+            "Idempotency-Key": message.id.encode("ascii", "backslashreplace").decode(),
+        }
+        request = urllib.request.Request(  # noqa: S310 - http or https: checked
+            self.url, message.to_json(), headers, method="POST"
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S):  # noqa: S310 - the same
+                return
+        except urllib.error.HTTPError as error:
+            with error:
+                raise RetriableError(f"{self.name} responded with {error.code}") from None
+        except (OSError, HTTPException) as error:
+            raise RetriableError(f"{self.name} did not respond: {error}") from None
+
+
+@dataclass(frozen=True)
+class EmailTarget(AlertTarget):
+    """Sends alerts by e-mail: made by :func:`tell_email`."""
+
+    server: str
+    sender: str
+    to: tuple[str, ...]
+    user: str | None
+    starttls: bool
+
+    @property
+    def name(self) -> str:
+        return f"email {', '.join(self.to)}"
+
+    def send(self, message: AlertMessage) -> None:
+        mail = EmailMessage()
+        mail["Subject"] = " ".join(message.subject.split())
+        mail["From"], mail["To"] = self.sender, ", ".join(self.to)
+        # The same each time: mail programs show a message with a known id once.
+        digest = hashlib.sha256(message.id.encode()).hexdigest()[:32]
+        mail["Message-ID"] = f"<{digest}@millstream.invalid>"
+        mail.set_content(f"{message.text}\n\n{message.to_json().decode()}\n")
+        host, _, port = self.server.rpartition(":")
+        try:
+            with smtplib.SMTP(host.strip("[]"), int(port), timeout=TIMEOUT_S) as smtp:
+                if self.starttls:
+                    smtp.starttls(context=ssl.create_default_context())
+                if self.user is not None:
+                    smtp.login(self.user, os.environ.get(PASSWORD_VARIABLE, ""))
+                smtp.send_message(mail)
+        except (OSError, smtplib.SMTPException) as error:
+            raise RetriableError(f"{self.name} was not sent: {error}") from None
+
+
+@dataclass(frozen=True)
+class CommandTarget(AlertTarget):
+    """Runs a program for each alert: made by :func:`tell_command`."""
+
+    command: tuple[str, ...]
+    timeout_s: float = 30.0
+
+    @property
+    def name(self) -> str:
+        return f"command {self.command[0]}"
+
+    def send(self, message: AlertMessage) -> None:
+        told = {
+            "MILLSTREAM_ALERT_ID": message.id,
+            "MILLSTREAM_ALERT_KIND": message.kind,
+            "MILLSTREAM_ALERT": message.alert,
+            "MILLSTREAM_ALERT_TEXT": message.text,
+        }
+        try:
+            done = subprocess.run(  # noqa: S603 - what the user asked for, without a shell
+                self.command,
+                input=message.to_json(),
+                env={**os.environ, **told},
+                capture_output=True,
+                timeout=self.timeout_s,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise RetriableError(f"{self.name} did not run: {error}") from None
+        if done.returncode:
+            said = done.stderr.decode(errors="replace").strip()[-200:]
+            raise RetriableError(f"{self.name} ended with {done.returncode}: {said}")
+
+
+def tell_webhook(url: str, *, headers: Mapping[str, str] | None = None) -> WebhookTarget:
+    """Tell alerts by a POST with JSON: ``id``, ``kind``, ``alert``, ``scope``, ``text``, ``at``. Told is any 2xx.
+
+    The header ``Idempotency-Key`` is the id, and the same when it is sent again.
+
+    Args:
+        headers: Further ones, such as ``Authorization``; they are never shown.
+
+    Raises:
+        ConfigError: it is no such URL.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+        raise ConfigError(
+            "The URL of an alert's webhook must be as https://example.com/hook, without a name or password in "
+            "it: give these as headers."
+        )
+    return WebhookTarget(url, dict(headers or {}))
+
+
+def tell_email(
+    to: str | Sequence[str],
+    *,
+    server: str,
+    sender: str = "millstream@localhost",
+    user: str | None = None,
+    starttls: bool = False,
+) -> EmailTarget:
+    """Tell alerts by e-mail, through an SMTP server. The Message-ID is the same when it is sent again.
+
+    Args:
+        to: One address, or several.
+        server: ``HOST:PORT``.
+        user: Log in with this name, and the password in MILLSTREAM_SMTP_PASSWORD.
+        starttls: Encrypt the connection; the server's certificate is checked.
+
+    Raises:
+        ConfigError: an address is not possible.
+    """
+    addresses = (to,) if isinstance(to, str) else tuple(to)
+    host, _, port = server.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"The SMTP server of an alert is {server!r}. Give HOST:PORT.")
+    for address in (*addresses, sender):
+        if "@" not in address or any(ord(one) <= 32 for one in address):
+            raise ConfigError(
+                f"{address!r} is no address for the e-mail of an alert. Give such as ops@example.com."
+            )
+    if not addresses:
+        raise ConfigError("The e-mail of an alert goes to nobody. Give an address.")
+    if user is not None and not starttls:
+        raise ConfigError("The password for SMTP would be sent in the clear. Use starttls=True.")
+    return EmailTarget(server, sender, addresses, user, starttls)
+
+
+def tell_command(*command: str) -> CommandTarget:
+    """Tell alerts by a program: it gets the alert as JSON on standard input, and told is the exit code 0.
+
+    ``MILLSTREAM_ALERT_ID``, ``…_KIND``, ``…_TEXT`` and ``MILLSTREAM_ALERT`` are in its environment. No shell takes part.
+
+    Raises:
+        ConfigError: there is no program.
+    """
+    if not command or not command[0]:
+        raise ConfigError("The command of an alert is empty. Give the program and its arguments.")
+    return CommandTarget(command)

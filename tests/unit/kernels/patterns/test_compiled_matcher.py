@@ -1,0 +1,28 @@
+"""The compiled matcher gives what the one in Python gives: the same matches, in the same order, and the same state."""
+
+import random
+
+import pytest
+from pattern_model import Draw, declared
+from pattern_run import NothingToDeclareError, kernel_of, run
+
+from millstream.kernels.patterns import compiled
+
+
+@pytest.mark.thorough  # compiling takes some 15 CPU seconds
+def test_the_compiled_matcher_gives_the_same(monkeypatch):
+    assert compiled.is_available()
+    seen = 0
+    for seed in range(5000, 5040):
+        draw = Draw(seed)
+        pattern, rows = draw.pattern(), {key: draw.rows(12) for key in "vwxyz"}
+        try:
+            kernel = kernel_of(declared(pattern))
+        except NothingToDeclareError:
+            continue
+        in_python = run(kernel, rows, 3, random.Random(seed))
+        monkeypatch.setattr(compiled, "COMPILED_ROWS_MIN", 0)
+        assert run(kernel, rows, 3, random.Random(seed)) == in_python, seed
+        monkeypatch.undo()
+        seen += len(in_python)
+    assert seen > 100

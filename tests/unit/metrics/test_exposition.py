@@ -1,0 +1,179 @@
+"""The text of /metrics, what it costs, and what is said of health."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import socket
+from urllib.parse import urlsplit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from metrics_text import figures
+
+from millstream.errors import ConfigError, CorruptionError
+from millstream.metrics.definitions import METRICS
+from millstream.metrics.exposition import Exposition
+from millstream.metrics.histogram import BOUNDS_S, DurationHistogram
+from millstream.metrics.readings import Readings
+from millstream.metrics.server import serve_metrics
+
+AWKWARD = 'a"b\\c\nd é 🙂'
+
+
+def text_of(*sources, **options):
+    named = {f"s{number}": source for number, source in enumerate(sources)}
+    return Exposition(named, cpu_share_max=1, **options).text().decode()
+
+
+def test_every_metric_of_the_table_can_be_read_back():
+    histogram = DurationHistogram()
+    histogram.add(0.3)
+
+    def read(readings):
+        for metric in METRICS.values():
+            short = metric.name.removeprefix("millstream_")
+            if metric.kind == "histogram":
+                readings.add_histogram(short, histogram)
+            elif metric.source != "process":
+                readings.add(short, 7.5, **dict.fromkeys(metric.labels, AWKWARD))
+
+    text = text_of(read)
+    found = figures(text)
+    for metric in METRICS.values():
+        labels = tuple(f"{name}={AWKWARD}" for name in sorted(metric.labels))
+        if metric.kind != "histogram" and metric.source != "process":
+            assert found[metric.name, *labels] == 7.5
+        family = metric.name.removesuffix("_total") if metric.kind == "counter" else metric.name
+        assert f"# TYPE {family}" in text
+    assert found["millstream_log_sync_seconds_count",] == 1
+
+
+@pytest.mark.parametrize(
+    ("metric", "labels"),
+    [("no_such", {}), ("app_running", {}), ("app_running", {"app": 1, "x": 2})],
+)
+def test_what_is_not_in_the_table_is_a_defect(metric, labels):
+    with pytest.raises((KeyError, AssertionError)):
+        Readings().add(metric, 1, **labels)
+
+
+@given(st.lists(st.floats(0, 20) | st.sampled_from(BOUNDS_S)))
+def test_a_histogram_counts_how_many_were_within_each_bound(durations_s):
+    histogram = DurationHistogram()
+    for duration_s in durations_s:
+        histogram.add(duration_s)
+    counted = dict(histogram.buckets())
+    assert counted.pop("+Inf") == len(durations_s)
+    for bound, count in counted.items():
+        assert count == len([one for one in durations_s if one <= float(bound)])
+
+
+def test_a_source_that_fails_is_said_to_and_hides_nothing():
+    def fails(_):
+        raise CorruptionError("torn")
+
+    found = figures(text_of(fails, lambda readings: readings.add("app_running", 1, app="a")))
+    assert found["millstream_metrics_failed", "source=s0"] == 1
+    assert found["millstream_metrics_failed", "source=s1"] == 0
+    assert found["millstream_app_running", "app=a"] == 1
+
+
+class Time:
+    """A clock, and what each reading of figures costs of a CPU."""
+
+    def __init__(self, cost_s):
+        self.now_s, self.cpu_s, self.cost_s, self.reads = 0.0, 0.0, cost_s, 0
+
+    def read(self, _):
+        self.reads += 1
+        self.cpu_s += self.cost_s
+
+
+@given(
+    st.floats(0.0001, 2.0),
+    st.lists(st.floats(0, 30), min_size=1, max_size=60),
+    st.sampled_from([0.01, 0.1]),
+)
+def test_figures_take_their_share_of_a_cpu_at_most(cost_s, pauses_s, share):
+    time = Time(cost_s)
+    exposition = Exposition(
+        {"s": time.read},
+        cpu_share_max=share,
+        clock=lambda: time.now_s,
+        cpu_clock=lambda: time.cpu_s,
+    )
+    for pause_s in pauses_s:
+        exposition.text()
+        time.now_s += pause_s
+    # The last reading is paid for by the time after it.
+    assert (time.reads - 1) * cost_s <= share * time.now_s + 1e-6
+
+
+@pytest.fixture
+def asked():
+    """Return what asks a server of metrics, of which readiness can be set."""
+    reasons = []
+    exposition = Exposition(
+        {"s": lambda readings: readings.add("app_running", 1, app="a")},
+        [lambda: reasons[0] if reasons else None],
+    )
+    with serve_metrics("127.0.0.1:0", exposition) as url:
+        place = urlsplit(url)
+
+        def ask(path, **headers):
+            connection = http.client.HTTPConnection(place.hostname, place.port, timeout=60)
+            connection.request("GET", path, headers=headers)
+            answer = connection.getresponse()
+            found = answer.status, answer.read().decode()
+            connection.close()
+            return found
+
+        ask.reasons, ask.port = reasons, place.port
+        yield ask
+
+
+def test_a_process_without_http_serves_its_figures_and_health(asked):
+    status, text = asked("/metrics?x=1")
+    assert status == 200
+    assert figures(text)["millstream_app_running", "app=a"] == 1
+    assert asked("/healthz") == (200, "alive\n")
+    assert asked("/readyz") == (200, "ready\n")
+    asked.reasons.append("It has not started.")
+    assert asked("/readyz") == (503, "It has not started.\n")
+    assert asked("/healthz")[0] == 200
+    assert asked("/else")[0] == 404
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", ""])
+def test_a_web_page_of_another_name_reads_nothing(asked, host):
+    status, text = asked("/metrics", Host=host)
+    assert status == 421
+    assert "millstream_" not in text
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:99", "127.0.0.1"])
+def test_the_names_of_this_machine_are_accepted(asked, host):
+    assert asked("/metrics", Host=host)[0] == 200
+
+
+def test_clients_that_send_nothing_do_not_end_the_server(asked):
+    idle = [socket.create_connection(("127.0.0.1", asked.port)) for _ in range(40)]
+    for one in idle:
+        one.close()
+    for _ in itertools.repeat(None, 100):
+        try:
+            assert asked("/healthz")[0] == 200
+            return
+        except (ConnectionError, http.client.HTTPException):  # all are taken for a moment
+            continue
+    raise AssertionError("it never answered again")
+
+
+def test_an_address_that_is_taken_is_refused(asked):
+    with (
+        pytest.raises(ConfigError, match="is taken"),
+        serve_metrics(f"127.0.0.1:{asked.port}", Exposition({})),
+    ):
+        pass
