@@ -93,6 +93,16 @@ def test_a_second_run_goes_on_where_the_first_stopped(spark, tmp_path):
     send(tmp_path, rows(300, start=300))
     assert two_stages(tmp_path).run(until="caught-up").read == 360
     assert view(app, "by_ad").equals(expected(rows(600)))
+    # The history of both runs is in the store, each batch once, with its phases and steps.
+    with SqliteStateStore(app.folder / "views.db", readonly=True) as store:
+        batches = store.batches(app.name)
+    assert [one["batch_id"] for one in batches] == [*range(len(batches))]
+    assert sum(one["read"] for one in batches) == 720
+    assert len({one["run"] for one in batches}) == 2
+    assert batches[0]["phases"].keys() >= {"plan", "read", "stages", "collect"}
+    assert sum(one["steps"]["events"].get("worked", 0) for one in batches) > 0
+    assert batches[-1]["state"]
+    assert batches[-1]["ends"].keys() == {"events"}
 
 
 def test_native_steps_and_streams_given_out_are_spark_dataframes(spark, tmp_path):
