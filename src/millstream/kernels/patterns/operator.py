@@ -27,6 +27,7 @@ import polars as pl
 
 from millstream.errors import UserCodeError
 from millstream.kernels import late
+from millstream.kernels.arrays import Float64s
 from millstream.kernels.changes import concat_present
 from millstream.kernels.frames import (
     HASH,
@@ -356,7 +357,7 @@ class _PatternBatch:
 
 def _value_arrays(
     compiled: CompiledConditions, rows: pl.DataFrame
-) -> tuple[m.Places, m.Float64s, m.Bytes]:
+) -> tuple[m.Places, Float64s, m.Bytes]:
     """Return the values of rows as whole numbers, as floats, and where they are null. Texts are ranks."""
     count = len(compiled.values)
     whole = np.zeros((count, rows.height), np.int64)
