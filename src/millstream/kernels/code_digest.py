@@ -314,7 +314,8 @@ def _own_validators(model: Any) -> Iterator[Any]:
     decorators = getattr(model, "__pydantic_decorators__", None)
     for kind in ("field_validators", "model_validators", "root_validators", "validators"):
         for name, decorator in sorted(getattr(decorators, kind, {}).items()):
-            yield kind, name, decorator.func
+            when = (getattr(decorator.info, "mode", None), getattr(decorator.info, "fields", None))
+            yield kind, name, when, decorator.func
     for name, info in sorted(getattr(model, "__pydantic_fields__", {}).items()):
         for rule in info.metadata:
             if hasattr(rule, "func"):
@@ -329,6 +330,12 @@ def _nested_validators(annotation: Any, seen: set[Any]) -> Iterator[Any]:
             yield from ((annotation.__qualname__, *rule) for rule in _own_validators(annotation))
             for info in _fields(annotation):
                 yield from _nested_validators(info.annotation, seen)
+        return
+    if hasattr(annotation, "__value__"):  # a name for a type; it may name itself
+        if annotation not in seen:
+            seen.add(annotation)
+            parts = (annotation.__value__,)
+            yield from _in_parts(parts, seen)
         return
     for part in get_args(annotation):
         if hasattr(part, "func"):

@@ -36,6 +36,11 @@ hours = minutes.window(ms.tumbling("1 hour"), by="kind", name="hours").emit("upd
 hours.agg(n=ms.sum("n"), most=ms.max("cost")).view("hours")
 """
 EDIT = ('most=ms.max("cost")', 'most=ms.max("n")')
+BOTH = SOURCE.partition("minutes.view")[0] + """
+halves = stream.window(ms.tumbling("30 seconds"), by="kind", name="halves").emit(EMIT)
+halves = halves.agg(n=ms.count(), cost=ms.max("cost"))
+minutes.union(halves).view("both", key=["window_start", "window_end", "kind"])
+"""
 MINUTE = timedelta(minutes=1)
 END = START + timedelta(days=2)
 """The time of events that end all windows before it."""
@@ -116,3 +121,30 @@ def test_a_rebuilt_step_has_what_those_above_it_gave_out(tmp_path, partitions, s
         assert all(row[3] <= counts[row[:3]] for row in ended)
     else:
         assert ended == all_minutes
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_view_of_two_steps_has_rows_of_one_reading(tmp_path):
+    """What a step had given out at other moments would be missing, if only the other one were rebuilt."""
+    dice = random.Random(0)
+    source = BOTH.replace("EMIT", '"final"')
+    edited = EditedApp(tmp_path, 4, rows_per_batch=30, source=source, by_ad=True)
+    edited.create()
+    *first, last = rounds(dice, 4, late=False)
+    for rows in first:
+        edited.append(rows)
+        edited.run(edited.write())
+    app = edited.write(('ms.max("cost")', 'ms.min("cost")'))
+    plan = plan_change(app)
+    (kept,) = [one for one in plan.change.parts if one.name == "minutes"]
+    assert kept.verdict == "rebuilds"
+    assert kept.why == ("the view 'both' has rows of it and of 'halves', which is rebuilt",)
+    deploy(app)
+    edited.append(last)
+    edited.append({"ad": f"a{p}", "kind": "end", "cost": 0, "at": END} for p in range(4))
+    edited.run(app)
+    found = {row for row in edited.views(app)["both"] if row[2] != "end"}
+    events = [row for rows in (*first, last) for row in rows]
+    costs = [lambda each, of=of: of(row["cost"] for row in each) for of in (sum, min)]
+    halves = windows(events, "kind", len, costs[1], size=MINUTE / 2)
+    assert found == windows(events, "kind", len, costs[0]) | halves

@@ -7,8 +7,9 @@ step, defined as before              keeps     its state is found by its definit
 step, new or defined differently     rebuilds  its state has to be computed from the log
 step that is no longer there         drops     nothing reads its state any more
 step above or below one that         rebuilds  what a step has given out is not kept, and would be given
-rebuilds, or that gives rows to a              out at other moments if it were computed again: where partitions were
-view that is made anew                         idle, with other late events. So all of a path is of one computation
+rebuilds, that gives rows to a view            out at other moments if it were computed again: where partitions were
+that is made anew, or to one with              idle, with other late events. So all of a path, and all that gives rows
+rows of a step that rebuilds                   to a view, is of one computation
 step that cannot be compared         refuses   another version of polars or Python describes it differently
 output, defined as before            keeps     its rows are those of the program
 output that is new, or differs       keeps     it takes effect at the next batch; earlier rows stay
@@ -138,9 +139,12 @@ def compare_programs(
     remade = {
         view: why for view in declared.schemas if (why := _remade(view, left, declared, steps))
     }
-    steps.rebuild_whole_paths(
-        json.loads(declared.coverage[_output(view)].definition) for view in remade
-    )
+    views = {
+        view: json.loads(one.definition)
+        for (view, label), one in declared.coverage.items()
+        if label == STATE_STORE_VIEW
+    }
+    steps.rebuild_whole_paths(views, remade)
     parts = [*steps.changes()]
     rebuilt = {part.key for part in parts if part.verdict in ("rebuilds", "refuses")}
     outputs = _Outputs(left, now, declared, steps.paths, frozenset(filter(None, rebuilt)), remade)
@@ -188,18 +192,24 @@ class _Steps:
         """The paths of the program that has run."""
         return ProgramPaths(self.stored)
 
-    def rebuild_whole_paths(self, remade: Iterable[Any]) -> None:
-        """Rebuild all steps on a path with one that is rebuilt, or that gives rows to a view of these definitions.
+    def rebuild_whole_paths(self, views: Mapping[str, Any], remade: Iterable[str]) -> None:
+        """Rebuild all steps on a path with one that is rebuilt, or that gives rows to a view of which rows are.
 
         The state of a step says what it will give out, and not what it has given out. If a step below it were
-        computed of what it gives out in a second reading, it would miss rows, or have them twice.
+        computed of what it gives out in a second reading, it would miss rows, or have them twice. So would a view
+        that has its rows, if they are computed anew because of another step.
+
+        Args:
+            views: The definitions of the views in the state store.
+            remade: Those of them that are made anew.
         """
         above = {
             key: self.paths.steps_of(step["definition"]) for key, step in self.now.steps.items()
         }
-        given = {key for view in remade for key in self.paths.next_steps_of(view)} & {*self.kept}
-        why = dict.fromkeys(given, "a view is made anew that has its rows")
-        waiting = [*sorted(given), *sorted(above.keys() - self.kept.keys() - self.unclear.keys())]
+        above_views = {view: self.paths.steps_of(definition) for view, definition in views.items()}
+        given = {key for view in remade for key in self.paths.next_steps_of(views[view])}
+        why = dict.fromkeys(given & {*self.kept}, "a view is made anew that has its rows")
+        waiting = [*sorted(why), *sorted(above.keys() - self.kept.keys() - self.unclear.keys())]
         while waiting:
             rebuilt = waiting.pop()
             name = self.now.steps[rebuilt]["name"]
@@ -208,6 +218,8 @@ class _Steps:
                     why[key] = f"the step {name!r} below it is rebuilt, of what it gives out"
                 elif rebuilt in above[key]:
                     why[key] = f"the step {name!r} above it is rebuilt"
+                elif shared := [view for view, of in above_views.items() if {key, rebuilt} <= of]:
+                    why[key] = f"the view {shared[0]!r} has rows of it and of {name!r}, which is rebuilt"
                 else:
                     continue
                 waiting.append(key)
