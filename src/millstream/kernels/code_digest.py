@@ -28,7 +28,7 @@ from operator import attrgetter, itemgetter, methodcaller
 from pathlib import PurePath
 from re import Pattern
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -300,7 +300,7 @@ def _type_name(annotation: Any) -> str:
 
 
 def validators(model: Any) -> Iterator[Any]:
-    """Yield the functions by which a pydantic model validates and changes values, with their names.
+    """Yield the functions by which a pydantic model validates and changes values, with their names, fields and modes.
 
     Those of models that its fields are made of come after its own.
     """
@@ -331,12 +331,10 @@ def _nested_validators(annotation: Any, seen: set[Any]) -> Iterator[Any]:
             for info in _fields(annotation):
                 yield from _nested_validators(info.annotation, seen)
         return
-    if hasattr(annotation, "__value__"):  # a name for a type; it may name itself
-        if annotation not in seen:
-            seen.add(annotation)
-            parts = (annotation.__value__,)
-            yield from _in_parts(parts, seen)
-        return
+    named = annotation if hasattr(annotation, "__value__") else get_origin(annotation)
+    if hasattr(named, "__value__") and named not in seen:  # the name of a type, as of type T = …
+        seen.add(named)
+        yield from _nested_validators(named.__value__, seen)
     for part in get_args(annotation):
         if hasattr(part, "func"):
             yield type(part).__name__, part.func

@@ -362,3 +362,37 @@ def test_validators_of_nested_models_and_within_lists_are_part_of_a_definition()
 def test_a_model_that_has_itself_within_is_looked_into_once():
     (found,) = validators(nested()["Tree"])
     assert found[:3] == ("Inner", "field_validators", "checked")
+
+
+CHECKED = """
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, field_validator
+from typing_extensions import TypeAliasType
+
+Named = TypeAliasType("Named", list[Annotated[int, AfterValidator(lambda value: value + ADDED)]])
+
+
+class Row(BaseModel):
+    key: str
+    other: str
+    named: Named
+
+    @field_validator(FIELD, mode=MODE)
+    @classmethod
+    def checked(cls, value):
+        return value.strip()
+"""
+
+
+def test_when_a_validator_is_called_is_part_of_a_definition_and_so_is_one_behind_the_name_of_a_type():
+    def definition(added="1", field="'key'", mode="'after'"):
+        text, names = CHECKED.replace("FIELD", field).replace("MODE", mode), {"__name__": "program"}
+        exec(text.replace("ADDED", added), names)
+        app = ms.App("a", log="x")
+        app.topic("t", names["Row"]).stream().view("v", key=["key"])
+        return canonical_text(app.plan().program.outputs["v"])
+
+    assert definition() == definition()
+    edits = ({"added": "2"}, {"field": "'other'"}, {"mode": "'before'"})
+    assert len({definition(), *(definition(**edit) for edit in edits)}) == 4
