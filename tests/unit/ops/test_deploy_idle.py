@@ -36,11 +36,14 @@ hours = minutes.window(ms.tumbling("1 hour"), by="kind", name="hours").emit("upd
 hours.agg(n=ms.sum("n"), most=ms.max("cost")).view("hours")
 """
 EDIT = ('most=ms.max("cost")', 'most=ms.max("n")')
-BOTH = SOURCE.partition("minutes.view")[0] + """
+BOTH = (
+    SOURCE.partition("minutes.view")[0]
+    + """
 halves = stream.window(ms.tumbling("30 seconds"), by="kind", name="halves").emit(EMIT)
 halves = halves.agg(n=ms.count(), cost=ms.max("cost"))
 minutes.union(halves).view("both", key=["window_start", "window_end", "kind"])
 """
+)
 MINUTE = timedelta(minutes=1)
 END = START + timedelta(days=2)
 """The time of events that end all windows before it."""

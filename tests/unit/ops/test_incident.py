@@ -93,7 +93,7 @@ def test_the_folder_fails_as_the_batch_did_and_passes_when_the_code_is_mended(fa
     assert re.search(ERROR, done.failure)
     with ms.connect(edited.log) as log:  # the log is not needed any more
         log.delete_topic("clicks")
-    test = runpy.run_path(str(folder / "test_incident.py"))
+    test = runpy.run_path(str(folder / f"test_incident_ads_{batch_id}.py"))
     assert re.search(ERROR, test["__doc__"])
     for _ in range(2):  # it can be run again and again
         with pytest.raises(UserCodeError, match=ERROR):
@@ -209,3 +209,22 @@ def test_the_command_captures_and_says_whether_the_batch_fails_here(failed, tmp_
     edited.write(MENDED)
     answer = call("capture-incident", str(edited.file), "--to", str(tmp_path / "other"))
     assert "It runs to its end here" in answer.out
+
+
+def test_a_file_of_several_apps_and_modules_that_were_imported_before_are_no_hindrance(
+    failed, tmp_path
+):
+    edited, app, _, _ = failed
+    folder = tmp_path / "incident"
+    (tmp_path / "incident.new").mkdir()  # the user's
+    capture_incident(app, edited.file, folder)
+    assert (tmp_path / "incident.new").exists()
+    file, limits = folder / "code" / "app.py", folder / "code" / "limits_of_ads.py"
+    text = file.read_text().replace("LIMIT = 500", "from limits_of_ads import LIMIT")
+    file.write_text(f"{text}\nother = ms.App('other', log=LOG)\n".replace("=LOG", "='x'"))
+    limits.write_text("LIMIT = 500")
+    with pytest.raises(UserCodeError, match=ERROR):
+        replay_incident(folder, file)
+    limits.write_text("LIMIT = 10_000  # mended")
+    replay_incident(folder, file)
+    assert "limits_of_ads" not in sys.modules

@@ -11,11 +11,20 @@ from edited_app import EDIT, EditedApp, answers, edited_answers, events
 
 import millstream as ms
 from millstream.errors import ConfigError
+from millstream.log.files import DISK
 from millstream.ops.deploy import deploy
 from millstream.ops.plan import plan_change
+from millstream.ops.reset import find_footprint
 from millstream.ops.rollback import rollback
 from millstream.testing.disk import SimulatedCrash
-from millstream.views.runs.version_folders import PREVIOUS_FOLDER, drop_expired, remove_version
+from millstream.views.runs.control_files import hold_deployment, hold_run_lock
+from millstream.views.runs.version_folders import (
+    PREVIOUS_FOLDER,
+    PREVIOUS_NEW_FOLDER,
+    drop_expired,
+    remove_version,
+    write_kept_until,
+)
 from millstream.views.state_store.store import StateStore
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -179,3 +188,36 @@ def test_the_command_goes_back(deployed, call):
     answer = call("rollback", str(edited.file))
     assert answer.code == 2
     assert "runs this program now" in answer.err
+
+
+def test_a_rollback_does_not_go_on_with_what_was_read_without_lost_records(deployed):
+    edited, rows = deployed
+    with ms.connect(edited.log) as log:
+        for partition in range(4):
+            log.delete_records("clicks", partition, 42)
+    app = edited.write()
+    with hold_run_lock(app.folder, 99):  # so that it is computed and not put in place
+        assert not deploy(app, gone_ok=True, clock=at(1)).switched
+    with pytest.raises(ConfigError, match="no longer holds all records that were read since"):
+        rollback(app, clock=at(1))
+    assert edited.views(edited.write(*EDIT)) == edited_answers(rows)
+
+
+def test_an_app_is_not_reset_while_a_deployment_is_at_work(tmp_path):
+    folder = tmp_path / "apps" / "ads"
+    folder.mkdir(parents=True)
+    with (
+        hold_deployment(folder),
+        pytest.raises(
+            ConfigError, match=r"deployment or comparison of ads is at work, and nothing was"
+        ),
+    ):
+        find_footprint("ads", tmp_path, tmp_path / "log")
+    find_footprint("ads", tmp_path, tmp_path / "log")
+
+
+def test_until_when_a_version_is_kept_is_durable_before_it_is_there(tmp_path):
+    (tmp_path / PREVIOUS_NEW_FOLDER).mkdir()
+    with mock.patch.object(type(DISK), "sync", autospec=True, side_effect=type(DISK).sync) as sync:
+        write_kept_until(tmp_path, NOW, "a digest")
+    assert sync.call_count == 1

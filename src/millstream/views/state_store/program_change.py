@@ -219,7 +219,9 @@ class _Steps:
                 elif rebuilt in above[key]:
                     why[key] = f"the step {name!r} above it is rebuilt"
                 elif shared := [view for view, of in above_views.items() if {key, rebuilt} <= of]:
-                    why[key] = f"the view {shared[0]!r} has rows of it and of {name!r}, which is rebuilt"
+                    why[key] = (
+                        f"the view {shared[0]!r} has rows of it and of {name!r}, which is rebuilt"
+                    )
                 else:
                     continue
                 waiting.append(key)
