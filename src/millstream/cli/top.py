@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +110,7 @@ class _WatchedApp:
         """Return what is shown of the app."""
         status, load = self.look()
         parts: list[ConsoleRenderable] = [_headline(status, load), _numbers(status, load)]
+        parts += [_phases(load)] if any(load.phases_ms.values()) else []
         parts += [_steps(load)] if load.steps else []
         parts += [_partitions(status)] if status["partitions"] else []
         return Group(*parts)
@@ -188,27 +189,17 @@ def _numbers(status: Mapping[str, Any], load: BatchLoad) -> Table:
         "filtered",
         f"{totals['filtered']:,}",
     )
-    total_ms = sum(load.phases_ms.values())
-    if total_ms:
-        cells = (
-            cell
-            for name, took_ms in load.phases_ms.items()
-            for cell in (name, f"{took_ms / load.batches:,.0f} ms ({took_ms / total_ms:.0%})")
-        )
-        for pair in _in_rows(cells, 8):
-            table.add_row(*pair)
     return table
 
 
-def _in_rows(cells: Iterator[str], width: int) -> Iterator[list[str]]:
-    row: list[str] = []
-    for cell in cells:
-        row.append(cell)
-        if len(row) == width:
-            yield row
-            row = []
-    if row:
-        yield row
+def _phases(load: BatchLoad) -> Text:
+    """Return what a batch takes, by phase; it is folded where the terminal is narrow."""
+    total_ms = sum(load.phases_ms.values())
+    phases = (
+        f"{name}\u00a0{took_ms / load.batches:,.0f}\u00a0ms\u00a0({took_ms / total_ms:.0%})"
+        for name, took_ms in load.phases_ms.items()
+    )
+    return Text(f"a batch: {'  '.join(phases)}")
 
 
 def _steps(load: BatchLoad) -> Table:
