@@ -188,7 +188,8 @@ def test_what_a_replace_does_not_name_is_in_no_log(database, replica, columns, s
     key = (key[1] or key[2]).split(", ")
     old = {"id": 3, "y": 3 if len(key) > 1 else 0, "b": 0}
     database.run(
-        f"CREATE TABLE t ({columns})", f"INSERT INTO t (id, y, b) VALUES ({', '.join(map(str, old.values()))})"
+        f"CREATE TABLE t ({columns})",
+        f"INSERT INTO t (id, y, b) VALUES ({', '.join(map(str, old.values()))})",
     )
     replica.follow(database.source(), now)
     database.run("SET sql_mode = ''", f"SET SESSION binlog_row_image = {image}", statement)
