@@ -56,7 +56,12 @@ from millstream.views.dead_letter_relay import dead_letter_topic, relay_fence_pr
 from millstream.views.dead_letters import RECORD_ID
 from millstream.views.postgres.reader import holds_views
 from millstream.views.postgres.state_store import PostgresStateStore
-from millstream.views.runs.control_files import active_runs, is_deploying, reset_marker, write_reset_marker
+from millstream.views.runs.control_files import (
+    active_runs,
+    is_deploying,
+    reset_marker,
+    write_reset_marker,
+)
 from millstream.views.schema import JOB, check_app_name
 from millstream.views.sinks.dataset import (
     dataset_address,
