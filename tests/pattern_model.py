@@ -91,8 +91,10 @@ MORE = {
     ),
     "twice first is whole": (
         # Whatever a null is compared with: or is true where one side is.
-        lambda row, chain, s: first(chain, s) == 0
-        or both(row["n"], first(chain, s), lambda a, b: a / b >= 2 or a == b),
+        lambda row, chain, s: (
+            first(chain, s) == 0
+            or both(row["n"], first(chain, s), lambda a, b: a / b >= 2 or a == b)
+        ),
         lambda s: (
             (N / ms.matched(s, "n").first() >= 2)
             | (ms.matched(s, "n").first() == 0)
