@@ -228,6 +228,7 @@ class _PatternBatch:
             new = self._candidates(due, known)
             if new is not None or known.entries is not None:
                 self._match(new, known, touched, result)
+        result.gauges["partial_match_rows"] = float(self.matches.rows.runs.events)
         self.ledger.check()
 
     def _due(self, in_time: pl.DataFrame | None) -> pl.DataFrame | None:
@@ -278,7 +279,6 @@ class _PatternBatch:
         self._count(batch, kept, known)
         self._set_timers(batch, work)
         result.rows = self._rows(batch, work)
-        result.gauges["partial_matches"] = float(work.entries[:, m.LIVE].sum())
 
     def _run(self, batch: KeyedBatch) -> m.Work:
         """Run the automaton, with more room where it had too little."""
