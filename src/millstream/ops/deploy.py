@@ -395,7 +395,8 @@ class Deployment:
     def _remove_other(self, part: JobPlan, ends: Mapping[str, list[int]], log: Reader) -> None:
         """Remove what was computed for another edit, with other buckets, or past the app: it was restored since.
 
-        So is what cannot go on, as the log has lost records behind it.
+        So is what cannot go on, as the log has lost records behind it; and for a rollback, what was read from the start
+        of the log.
         """
         if not self._store.exists():
             remove_version(self.app.folder, NEXT_FOLDER)
@@ -404,9 +405,11 @@ class Deployment:
         with open_state_store(self._store) as store:
             known, read = store.program(self.app.name, JOB), store.position(self.app.name)
             offset = store.status(self.app.name, JOB).get(SOURCE_OFFSET)
+            begun_from = store.description(self.app.name, BEGUN_FROM)
         past = has_read_past(read, ends)
         lost = offset is not None and has_lost_records(log, offset, ends)
-        if known is None or known.to_json() != now.to_json() or past or lost:
+        other = known is None or known.to_json() != now.to_json()
+        if other or past or lost or (self.back and begun_from is None):
             remove_version(self.app.folder, NEXT_FOLDER)
 
 

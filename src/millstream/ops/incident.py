@@ -6,11 +6,11 @@ with the code, which pytest runs: see `ops/incident_replay.py`.
 
 ```
 <folder>/
-  test_incident.py  the test
-  incident.json     the app, the batch, its range and time, how it failed, versions of libraries
-  code/             the file of the app, and the modules beside it that it has imported
-  input/            the records of the batch, one file for each partition
-  state/            the state before it: its runs, and a state store with the manifests
+  test_incident_<app>_<batch>.py  the test; pytest wants other names in other folders
+  incident.json  the app, the batch, its range and time, how it failed, versions of libraries
+  code/          the file of the app, and the modules beside it that it has imported
+  input/         the records of the batch, one file for each partition
+  state/         the state before it: its runs, and a state store with the manifests
 ```
 """
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -128,7 +129,7 @@ def capture_incident(
     folder = folder or Path(f"incident-{app.name}-{batch.batch_id}")
     if folder.exists():
         raise ConfigError(f"{folder} is there already. Give a folder that is not.")
-    made = folder.with_name(f"{folder.name}.new")
+    made = folder.with_name(f".{folder.name}.incomplete")
     shutil.rmtree(made, ignore_errors=True)
     records = _write_input(app, batch, made / "input")
     _write_state(app, batch, made / "state", clock().isoformat(timespec="seconds"))
@@ -149,7 +150,7 @@ def capture_incident(
     text = _TEST.format(
         app=app.name, batch_id=batch.batch_id, failure=_quoted(said), file=file.name
     )
-    (made / "test_incident.py").write_text(text)
+    (made / f"{_test_name(app.name, batch.batch_id)}.py").write_text(text)
     made.rename(folder)  # a crash before leaves a folder that the next call removes
     return Incident(app.name, batch.batch_id, folder, records, None if failure is None else said)
 
@@ -160,9 +161,13 @@ def library_versions() -> dict[str, str]:
     return {"Python": platform.python_version(), **dict(sorted(found.items()))}
 
 
+def _test_name(app: str, batch_id: int) -> str:
+    return "test_incident_" + re.sub(r"\W", "_", f"{app}_{batch_id}")
+
+
 def _quoted(text: str) -> str:
     """Return a text for a docstring, as lines of it."""
-    plain = text.replace("\\", "\\\\").replace('"""', "'''")
+    plain = text.replace("\\", "\\\\").replace('"""', "'''").replace("\0", "\\0")
     return "\n".join(f"    {line}" for line in plain.splitlines())
 
 

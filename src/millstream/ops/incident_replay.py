@@ -41,10 +41,7 @@ def replay_batch(folder: Path, app: App) -> None:
         MillstreamError, or what user code raises: the batch fails. A note on the error names libraries whose versions
             are others than those of the batch.
     """
-    try:
-        note = json.loads((folder / NOTE).read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"{folder} is no captured batch: it has no {NOTE}.") from None
+    note = read_note(folder)
     if app.name != note["app"]:
         raise ConfigError(
             f"The batch in {folder} is of the app {note['app']!r}, and not of {app.name!r}."
@@ -56,6 +53,19 @@ def replay_batch(folder: Path, app: App) -> None:
         if moved := _other_versions(note["versions"]):
             error.add_note(f"Versions are others than when it was captured: {moved}.")
         raise
+
+
+def read_note(folder: Path) -> dict[str, Any]:
+    """Return what is noted of the batch in a folder.
+
+    Raises:
+        ConfigError: the folder is no incident.
+    """
+    try:
+        note: dict[str, Any] = json.loads((folder / NOTE).read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{folder} is no captured batch: it has no {NOTE}.") from None
+    return note
 
 
 def _run(folder: Path, app: App, note: Mapping[str, Any], scratch: Path) -> None:

@@ -56,7 +56,12 @@ from millstream.views.dead_letter_relay import dead_letter_topic, relay_fence_pr
 from millstream.views.dead_letters import RECORD_ID
 from millstream.views.postgres.reader import holds_views
 from millstream.views.postgres.state_store import PostgresStateStore
-from millstream.views.runs.control_files import active_runs, reset_marker, write_reset_marker
+from millstream.views.runs.control_files import (
+    active_runs,
+    is_deploying,
+    reset_marker,
+    write_reset_marker,
+)
 from millstream.views.schema import JOB, check_app_name
 from millstream.views.sinks.dataset import (
     dataset_address,
@@ -313,11 +318,16 @@ def _replayed(store: StateStore) -> dict[str, int]:
 
 
 def _check_stopped(app: str, folder: Path, *, remove_marker: bool = False) -> None:
-    alive = active_runs(folder)
-    if not alive:
+    alive, deploying = active_runs(folder), is_deploying(folder)
+    if not alive and not deploying:
         return
     if remove_marker:
         reset_marker(folder).unlink(missing_ok=True)
+    if deploying:
+        raise ConfigError(
+            f"A deployment or comparison of {app} is at work, and nothing was removed. Wait for it, or stop it, and reset "
+            "the app then."
+        )
     raise ConfigError(
         f"{app} is running (process {alive[-1].pid}), and nothing was removed. Stop it first: millstream "
         f"stop {app}."

@@ -3,21 +3,44 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from unittest import mock
 
 from millstream.cli.run import find_app
-from millstream.ops.incident_replay import replay_batch
+from millstream.ops.incident_replay import read_note, replay_batch
 
 
 def replay_incident(folder: Path, file: Path) -> None:
     """Run the batch in a folder by the app that a file declares; modules beside the file are found.
+
+    They are imported anew, whatever has been imported under their names before, such as by the test of another incident.
 
     Raises:
         Exception: the batch fails, as it failed when it was captured.
         ConfigError: the folder is no incident, the file declares no app of that name, or the program cannot take the
             state of the batch.
     """
-    with mock.patch.object(sys, "path", [str(file.parent), *sys.path]):
-        app = find_app(file, None)
-        replay_batch(folder, app)
+    name = read_note(folder)["app"]
+    with mock.patch.object(sys, "path", [str(file.parent), *sys.path]), _fresh_modules(folder):
+        replay_batch(folder, find_app(file, name))
+
+
+@contextmanager
+def _fresh_modules(folder: Path) -> Iterator[None]:
+    """Let the modules that were captured be imported anew in the block; afterwards those of before are there."""
+    code = folder / "code"
+    own = {path.relative_to(code).parts[0].removesuffix(".py") for path in code.rglob("*.py")}
+
+    def take() -> dict[str, ModuleType]:
+        found = [name for name in sys.modules if name.partition(".")[0] in own]
+        return {name: sys.modules.pop(name) for name in found}
+
+    before = take()
+    try:
+        yield
+    finally:
+        take()
+        sys.modules.update(before)

@@ -23,6 +23,7 @@ from millstream.errors import ConfigError, ConflictError
 from millstream.log.files import DISK
 
 _PREFIX = "running-"
+_DEPLOYMENT = "deployment"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def hold_deployment(folder: Path) -> Iterator[None]:
     if not folder.exists():  # the app has never run, and nothing is computed
         yield
         return
-    with (folder / "deployment").open("w") as file:
+    with (folder / _DEPLOYMENT).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -70,6 +71,12 @@ def hold_deployment(folder: Path) -> Iterator[None]:
                 "this again: it goes on with what was computed."
             ) from None
         yield
+
+
+def is_deploying(folder: Path) -> bool:
+    """Return whether a deployment or a comparison of an app is at work. Changes nothing."""
+    path = folder / _DEPLOYMENT
+    return path.exists() and _is_held(path)
 
 
 def active_runs(folder: Path) -> list[ActiveRun]:

@@ -24,7 +24,7 @@ import shutil
 from datetime import datetime
 from pathlib import Path
 
-from millstream.log.files import DISK
+from millstream.log.files import DISK, replace_file
 
 NEXT_FOLDER = "next"
 PREVIOUS_FOLDER = "previous"
@@ -35,8 +35,8 @@ _NOTE = "kept-until.json"
 def write_kept_until(folder: Path, until: datetime, replaced_by: str) -> None:
     """Complete the ``previous.new/`` of an app's folder: until when it is kept, and by what program it is replaced."""
     text = json.dumps({"until": until.isoformat(), "replaced_by": replaced_by})
-    (folder / PREVIOUS_NEW_FOLDER / _NOTE).write_text(text)
-    DISK.sync_folder(folder / PREVIOUS_NEW_FOLDER)
+    # Every run reads it: after a loss of power, an empty one would stop them all.
+    replace_file(DISK, folder / PREVIOUS_NEW_FOLDER / _NOTE, text.encode())
 
 
 def settle_previous(folder: Path, program: str) -> None:
