@@ -90,8 +90,10 @@ MORE = {
         lambda s: ms.matched(s, "n").last().is_null(),
     ),
     "twice first is whole": (
-        lambda row, chain, s: both(
-            row["n"], first(chain, s), lambda a, b: (a / b if b else math.inf) >= 2 or a == b
+        # Whatever a null is compared with: or is true where one side is.
+        lambda row, chain, s: (
+            first(chain, s) == 0
+            or both(row["n"], first(chain, s), lambda a, b: a / b >= 2 or a == b)
         ),
         lambda s: (
             (N / ms.matched(s, "n").first() >= 2)

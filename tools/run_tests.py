@@ -49,6 +49,7 @@ LANES_IN_PART = {
 }
 HISTORIES_OF_JOINS = ("tests/unit/kernels/joins/test_join_histories.py",)
 JOIN_HISTORIES = 10_000
+PATTERNS = 20_000
 PUBLISHED_CASES = ("tests/cases/test_cases.py", "tests/published", "tests/spark/test_cases.py")
 # One process more than there are cores, as many tests wait: for a disk, a server, another process.
 SIDE_BY_SIDE = ("-n", str(min(4, (os.cpu_count() or 1) + 1)), "--dist", "worksteal")
@@ -110,7 +111,7 @@ def the_rest() -> int:
 def test_long(arguments: list[str]) -> int:
     """Run the tests that need no service in every lane, where what is rare in the code is made common.
 
-    Then, without arguments, ten thousand histories of each kind of join, the published cases in every batching
+    Then, without arguments, ten thousand histories of each kind of join, random patterns, the published cases in every batching
     and number of partitions, also on Spark, captures that are killed 50 times, what takes long or wants programs that
     take long to build (YARN, images, Kubernetes), and machines without a common disk, from which S3 is cut off for a minute.
     """
@@ -123,6 +124,7 @@ def test_long(arguments: list[str]) -> int:
         captures_killed_often(),
         histories_of_joins(),
         every_batching(),
+        random_patterns(),
         platforms(),
         cut_off_machines(),
     )
@@ -139,6 +141,13 @@ def histories_of_joins() -> int:
     say(f"{JOIN_HISTORIES} histories of each kind of join")
     env = {**ONE_THREAD_EACH, "MILLSTREAM_JOIN_HISTORIES": str(JOIN_HISTORIES)}
     return pytest(*HISTORIES_OF_JOINS, *SIDE_BY_SIDE, env=env)
+
+
+def random_patterns() -> int:
+    """Match very many random patterns of events, and compare with a naive model."""
+    say(f"{PATTERNS} random patterns")
+    env = {**ONE_THREAD_EACH, "MILLSTREAM_TEST_PATTERNS": str(PATTERNS)}
+    return pytest("tests/unit/kernels/patterns/test_pattern_model.py", *SIDE_BY_SIDE, env=env)
 
 
 def cut_off_machines() -> int:

@@ -15,7 +15,7 @@ from millstream.cli.signals import wait_for_stop_signal
 from millstream.cli.tables import log_option
 from millstream.client.log_metrics import read_log_metrics
 from millstream.durations import to_us
-from millstream.errors import ConflictError
+from millstream.errors import ConfigError, ConflictError
 from millstream.metrics.exposition import ReadFigures
 from millstream.views.alerts.rules_file import read_rules
 from millstream.views.alerts.watch import AlertFile, AlertWatch
@@ -34,7 +34,11 @@ from millstream.views.server.catalog import ViewCatalog
     type=click.Path(dir_okay=False, path_type=Path),
     help="Where the states of alerts are kept; by default alerts.json in the folder of the log.",
 )
-@click.option("--once", is_flag=True, help="Look once, and exit with 1 if an alert fires.")
+@click.option(
+    "--once",
+    is_flag=True,
+    help="Look once, and exit with 1 if an alert fires or figures cannot be read.",
+)
 @click.pass_context
 def alert(
     context: click.Context, file: Path, folder: Path, every: str, state: Path | None, *, once: bool
@@ -52,6 +56,8 @@ def alert(
       millstream alert rules.toml --once || echo something is wrong
     """
     rules = read_rules(file)
+    if not folder.is_dir():
+        raise ConfigError(f"There is no folder {str(folder)!r}. Give that of the log: --log.")
     every_s = to_us(every, what="--every") / 1e6
     kept = folder / "alerts.json" if state is None else state
     with ExitStack() as opened:
@@ -67,7 +73,9 @@ def alert(
             _watch(watch, every_s)
         for name in watch.firing:
             click.echo(f"firing: {name}")
-    if once and watch.firing:
+        for name in watch.unread:
+            click.echo(f"figures of {name} cannot be read", err=True)
+    if once and (watch.firing or watch.unread):
         context.exit(1)
 
 

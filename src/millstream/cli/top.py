@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from millstream.views.commit.batch_load import RECENT_BATCHES, BatchLoad, batch_
 from millstream.views.reader import apps_with_state
 from millstream.views.server.status import AppStatus
 from millstream.views.state_store.store import StateStore
-from millstream.views.store_location import open_state_store
+from millstream.views.store_location import StoreLocation, open_state_store
 
 _STEPS_SHOWN = 8
 _PARTITIONS_SHOWN = 8
@@ -62,16 +62,16 @@ def top(
     names = [app] if app is not None else sorted(apps_with_state(folder))
     if not names:
         raise ConfigError(f"No app has run in {folder}. Correct --log, or run one: millstream run.")
+    locations = {name: app_store(folder, name, store) for name in names}
     with ExitStack() as opened:
         watched = [
             _WatchedApp(
                 name,
-                opened.enter_context(
-                    closing(open_state_store(app_store(folder, name, store), readonly=True))
-                ),
+                opened.enter_context(closing(open_state_store(location, readonly=True))),
                 AppStatus(name, folder, folder / "apps" / name),
+                location,
             )
-            for name in names
+            for name, location in locations.items()
         ]
         if as_json:
             print_json([one.to_dict() for one in watched])
@@ -88,9 +88,16 @@ class _WatchedApp:
     name: str
     store: StateStore
     status: AppStatus
+    location: StoreLocation
+    inode: int | None = None  # of the file that was read
 
     def look(self) -> tuple[dict[str, Any], BatchLoad]:
         """Return the status as it is now, and the load of the last batches."""
+        if isinstance(self.location, Path):
+            inode = self.location.stat().st_ino
+            if inode != self.inode:  # reset or deployed: what was added up is of another file
+                self.status.forget()
+            self.inode = inode
         load = batch_load(self.store.batches(self.name, limit=RECENT_BATCHES))
         return self.status.read(self.store), load
 
@@ -110,6 +117,7 @@ class _WatchedApp:
         """Return what is shown of the app."""
         status, load = self.look()
         parts: list[ConsoleRenderable] = [_headline(status, load), _numbers(status, load)]
+        parts += [_phases(load)] if any(load.phases_ms.values()) else []
         parts += [_steps(load)] if load.steps else []
         parts += [_partitions(status)] if status["partitions"] else []
         return Group(*parts)
@@ -137,7 +145,10 @@ def _refresh(
     while not ended.wait(every_s):
         try:
             drawn = Group(*(one.drawn() for one in watched))
-        except MillstreamError as error:  # as while an app is reset; it goes on after that
+        except (
+            MillstreamError,
+            OSError,
+        ) as error:  # as while an app is reset; it goes on after that
             drawn = Group(Text(str(error), "red"))
         live.update(drawn, refresh=True)
 
@@ -188,27 +199,17 @@ def _numbers(status: Mapping[str, Any], load: BatchLoad) -> Table:
         "filtered",
         f"{totals['filtered']:,}",
     )
-    total_ms = sum(load.phases_ms.values())
-    if total_ms:
-        cells = (
-            cell
-            for name, took_ms in load.phases_ms.items()
-            for cell in (name, f"{took_ms / load.batches:,.0f} ms ({took_ms / total_ms:.0%})")
-        )
-        for pair in _in_rows(cells, 8):
-            table.add_row(*pair)
     return table
 
 
-def _in_rows(cells: Iterator[str], width: int) -> Iterator[list[str]]:
-    row: list[str] = []
-    for cell in cells:
-        row.append(cell)
-        if len(row) == width:
-            yield row
-            row = []
-    if row:
-        yield row
+def _phases(load: BatchLoad) -> Text:
+    """Return what a batch takes, by phase; it is folded where the terminal is narrow."""
+    total_ms = sum(load.phases_ms.values())
+    phases = (
+        f"{name}\u00a0{took_ms / load.batches:,.0f}\u00a0ms\u00a0({took_ms / total_ms:.0%})"
+        for name, took_ms in load.phases_ms.items()
+    )
+    return Text(f"a batch: {'  '.join(phases)}")
 
 
 def _steps(load: BatchLoad) -> Table:

@@ -1,8 +1,9 @@
 """The text of ``/metrics``, and the answers of ``/healthz`` and ``/readyz``, of one server.
 
 Figures are read when they are asked for, from what the server keeps anyway; so they cost nothing between two
-scrapes. A text that took a CPU second to make is given out again for a hundred seconds: whoever scrapes, and
-however often, figures take at most ``CPU_SHARE_MAX`` of a CPU.
+scrapes. A text that took a tenth of a CPU second to make is given out again for ten seconds: whoever scrapes, and
+however often, figures take at most ``CPU_SHARE_MAX`` of a CPU. But no text is older than ``AGE_MAX_S``: figures that
+were expensive once, as the first ones of a long ledger are, must not hide for an hour what happens meanwhile.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from millstream.errors import MillstreamError
 from millstream.metrics.readings import Readings
 
 CPU_SHARE_MAX = 0.01
+AGE_MAX_S = 60.0
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _log = logging.getLogger(__name__)
 
@@ -54,7 +56,8 @@ class Exposition:
         sources: By the name that ``millstream_metrics_failed`` has for it, what adds figures. One that fails is
             counted there and logged; the others are exposed.
         checks: What makes the server ready, all of it.
-        cpu_share_max: How much of a CPU figures may take; 1: they are read with each scrape.
+        cpu_share_max: How much of a CPU figures may take, where that makes them no older than AGE_MAX_S; 1: they are
+            read with each scrape.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class Exposition:
                 took_s = self._cpu_clock() - began_s
                 self._cpu_s += took_s
                 wait_s = took_s / self._cpu_share_max if self._cpu_share_max < 1 else 0.0
-                self._valid_until_s = self._clock() + wait_s
+                self._valid_until_s = self._clock() + min(wait_s, AGE_MAX_S)
             return self._text
 
     def readiness(self) -> HealthAnswer:
@@ -118,6 +121,11 @@ class Exposition:
         except (MillstreamError, OSError) as error:
             if name not in self._failed:
                 _log.warning("figures of %s cannot be read, and are missing: %s", name, error)
+            self._failed.add(name)
+            return False
+        except Exception:  # noqa: BLE001 - a defect in one source must not hide the others
+            if name not in self._failed:
+                _log.exception("figures of %s cannot be read, and are missing", name)
             self._failed.add(name)
             return False
         self._failed.discard(name)

@@ -13,6 +13,10 @@ step                                  after a crash there, the next replay
 3. the rows are marked as replayed    has nothing to finish
 ====================================  ==========================================================
 
+Of two replays at a time, the older is fenced and can append nothing. It could still mark rows, as with a number that the
+newer one uses, too: then these would count as appended. So step 1 is only done if no row was given a number since
+the rows were chosen, in one transaction with that look.
+
 A row that failed after a shuffle is kept without its record, so there is nothing to append again. A
 replay leaves such rows out, and counts them.
 """
@@ -28,7 +32,7 @@ from typing import Any
 import polars as pl
 
 from millstream.client import EventLog, connect
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, RetriableError
 from millstream.kernels.errors.dead_letters import headers_from_text
 from millstream.ops.replay_lateness import count_maybe_late
 from millstream.record import to_timestamp_ms
@@ -117,6 +121,7 @@ def replay(
         UnknownTopicError: the topic of a record is gone; nothing of its transaction was appended.
         FolderOwnedError: the owner of the log's folder accepts no connections. Nothing was appended.
         ProducerFencedError: another replay runs at the same time, and goes on with these records.
+        RetriableError: another replay has begun since the records were chosen. Nothing of this one was appended by it.
     """
     location = find_state_store(log, app, store)
     # The transactional id is taken first: of two replays at a time one is fenced, and the fence of a
@@ -124,7 +129,7 @@ def replay(
     with connect(log) as opened, open_state_store(location) as state_store:
         run = _Replay(opened, state_store, app)
         finished = run.finish()
-        found = (selection or DeadLetterFilter()).apply(state_store.scan(DEAD_LETTERS_VIEW))
+        found = (selection or DeadLetterFilter()).apply(run.look())
         rows = found.filter(pl.col("headers").is_not_null())
         rows_alone = found.height - rows.height
         if rows_alone == found.height > 0:
@@ -153,8 +158,10 @@ class _Replay:
     def __init__(self, log: EventLog, store: StateStore, app: str) -> None:
         self._log = log
         self._store = store
+        self._app = app
         self._writer = f"dead-replay/{app}"
         self._producer = log.producer(transactional_id=self._writer)
+        self._greatest: int | None = None  # number that any row has
 
     def finish(self) -> int:
         """Do the missing steps of a replay that was interrupted."""
@@ -166,11 +173,22 @@ class _Replay:
             for number, part in sorted(begun.partition_by("replay", as_dict=True).items())
         )
 
+    def look(self) -> pl.DataFrame:
+        """Return all dead letters as they are. Replays that begin after it are noticed."""
+        rows = self._store.scan(DEAD_LETTERS_VIEW)
+        self._greatest = rows.select(pl.col("replay").max()).item()
+        return rows
+
     def replay(self, rows: pl.DataFrame) -> int:
         last = self._log.fence(self._writer)
         number = 0 if last is None else last + 1
         # The fence outlives a view that is rebuilt and knows no numbers, so the number is the fence's next.
-        self._mark(rows, number, None)
+        if not self._mark(rows, number, None, if_greatest=("replay", self._greatest)):
+            raise RetriableError(
+                f"Another replay of dead letters of {self._app} has begun meanwhile. It has "
+                "appended what it was asked for; these were not appended. Send them again."
+            )
+        self._greatest = number
         return self._append(rows, number)
 
     def _append(self, rows: pl.DataFrame, number: int) -> int:
@@ -189,12 +207,18 @@ class _Replay:
             timestamp_ms=to_timestamp_ms(row["time"]),
         )
 
-    def _mark(self, rows: pl.DataFrame, number: int, at: datetime | None) -> None:
+    def _mark(
+        self,
+        rows: pl.DataFrame,
+        number: int,
+        at: datetime | None,
+        if_greatest: tuple[str, int | None] | None = None,
+    ) -> bool:
         marks = rows.with_columns(
             pl.lit(number, pl.Int64).alias("replay"),
             pl.lit(at, rows.schema["replayed_at"]).alias("replayed_at"),
         )
-        self._store.amend(DEAD_LETTERS_VIEW, marks)
+        return self._store.amend(DEAD_LETTERS_VIEW, marks, if_greatest=if_greatest)
 
 
 def _transactions(rows: pl.DataFrame) -> list[pl.DataFrame]:
@@ -215,6 +239,7 @@ def parse_record_id(text: str) -> tuple[str, int, int]:
     """
     topic, _, rest = text.partition("/")
     partition, _, offset = rest.partition("/")
-    if not topic or not partition.isdecimal() or not offset.isdecimal():
+    numbers = partition.isdecimal() and offset.isdecimal()
+    if not topic or not numbers or int(partition) >= 1 << 31 or int(offset) >= 1 << 63:
         raise ConfigError(f"{text!r} is no record. Give TOPIC/PARTITION/OFFSET, as list prints it.")
     return topic, int(partition), int(offset)

@@ -130,15 +130,12 @@ def plan_change(app: App, *, same_expressions: bool = False) -> ChangePlan:
     if not state_store_exists(location):
         return _first_run(app)
     with open_state_store(location, readonly=True) as store:
-        left = store.left_by(app.name, JOB, datetime.now(UTC).isoformat(timespec="seconds"))
+        left = _left(app, store)
         if left is None:
             return _first_run(app)
         known_ids = store.description(app.name, TOPIC_IDS) or {}
         speed = _speed(store, app.name)
-    plan = app.plan(buckets_of_state(left.program))
-    now = StoredProgram.of(plan, left.program.partitioning)
-    declared = ProgramOutputs(initial_coverage(plan), {s.name: s for s in view_schemas(plan)})
-    change = compare_programs(left, now, declared, same_expressions=same_expressions)
+    plan, now, change = _compared(app, left, same_expressions=same_expressions)
     log = open_reader(app.log)
     refusals = [
         *find_refusals(left.program, now, app.buckets),
@@ -149,6 +146,29 @@ def plan_change(app: App, *, same_expressions: bool = False) -> ChangePlan:
     replays = [] if refusals else _replays(log, change.topics, left)
     kept = kept_until(app.folder)
     return ChangePlan(app.name, change, left.boundary, tuple(replays), speed, kept)
+
+
+def edited_parts(app: App, store: StateStore) -> tuple[str, ...]:
+    """Return the names of the steps and outputs of an app that are not declared as they last ran."""
+    left = _left(app, store)
+    if left is None:
+        return ()
+    _, _, change = _compared(app, left, same_expressions=True)
+    return tuple(sorted({one.name for one in change.parts if one.verdict != "keeps" or one.why}))
+
+
+def _left(app: App, store: StateStore) -> ProgramState | None:
+    return store.left_by(app.name, JOB, datetime.now(UTC).isoformat(timespec="seconds"))
+
+
+def _compared(
+    app: App, left: ProgramState, *, same_expressions: bool
+) -> tuple[JobPlan, StoredProgram, ProgramChange]:
+    """Compile an app as it is declared now, and compare it with what an earlier run has left."""
+    plan = app.plan(buckets_of_state(left.program))
+    now = StoredProgram.of(plan, left.program.partitioning)
+    declared = ProgramOutputs(initial_coverage(plan), {s.name: s for s in view_schemas(plan)})
+    return plan, now, compare_programs(left, now, declared, same_expressions=same_expressions)
 
 
 def _first_run(app: App) -> ChangePlan:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from millstream.client.open import open_reader
 from millstream.client.reader import Reader
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, TopicRecreatedError
 from millstream.kernels.enrichment.operator import Enrichment
 from millstream.kernels.errors.user_code import UserCode
 from millstream.kernels.frames import ORDER, PORT_LEDGER, FrameRow, decode_message
@@ -33,10 +33,11 @@ from millstream.kernels.steps import ColumnNames, StepResult
 from millstream.kernels.time.log_order import log_order_of
 from millstream.kernels.time.split_clocks import PartitionPunctuation
 from millstream.kernels.time.watermarks import SourceTime
-from millstream.ops.plan import buckets_of_state
+from millstream.ops.plan import buckets_of_state, edited_parts
 from millstream.pipeline.compiler import compile_plan
 from millstream.spark.source.split_reader import SplitReader
 from millstream.views.commit.committer import BatchResult, collect_results
+from millstream.views.position import TOPIC_IDS
 from millstream.views.retractions import view_change
 from millstream.views.schema import JOB
 from millstream.views.state_store.store import StateStore
@@ -75,6 +76,8 @@ class PlanOverLog:
 
     plan: JobPlan
     reader: Reader
+    edited: tuple[str, ...] = ()
+    """The parts of the app that are not as they ran: what is said of them is of the app as it is declared now."""
 
     @classmethod
     def of(cls, app: App, store: StateStore, view: str | None = None) -> PlanOverLog:
@@ -82,6 +85,7 @@ class PlanOverLog:
 
         Raises:
             ConfigError: the app has not run, has no such view, or has steps whose results cannot be computed again here.
+            TopicRecreatedError: a topic was deleted and created again since the app read it.
         """
         stored = store.program(app.name, JOB)
         if stored is None:
@@ -105,9 +109,8 @@ class PlanOverLog:
                 f"record of {app.name} cannot be computed again. The ledger (millstream ledger {app.name}) has the "
                 "counts of each step."
             )
-        reader = open_reader(app.log)
-        topics = {source.topic for source in plan.sources}
-        return cls(plan, reader.pinned({topic: reader.topic_id(topic) for topic in topics}))
+        ids = _topic_ids(app.name, plan, store, reader := open_reader(app.log))
+        return cls(plan, reader.pinned(ids), edited_parts(app, store))
 
     @cached_property
     def starts(self) -> dict[str, list[int]]:
@@ -116,6 +119,14 @@ class PlanOverLog:
             topic: [start for start, _ in self.reader.offsets(topic)]
             for topic in sorted({source.topic for source in self.plan.sources})
         }
+
+    def said_of_edits(self) -> list[str]:
+        """Say which parts of the app are not as they ran."""
+        if not self.edited:
+            return []
+        names = ", ".join(self.edited)
+        said = f"Edited since {self.plan.app} ran: {names}. This is what the app does as it is declared now, which "
+        return [f"{said}is not what ran (millstream plan)."]
 
     def position(self, known: Mapping[str, Mapping[str, int]]) -> dict[str, list[int]]:
         """Return a position of the app's for every partition: at least where the log begins."""
@@ -248,6 +259,19 @@ class RecordReplay:
         at, until = self.position[source.topic], self.until[source.topic]
         behind = frozenset(n for n, end in enumerate(until) if at[n] < end)
         return SourceTime((), len(at), frozenset(), 0, behind)
+
+
+def _topic_ids(app: str, plan: JobPlan, store: StateStore, reader: Reader) -> dict[str, str]:
+    """Return the ids of the topics that a plan reads, which are those that the app has read."""
+    known = store.description(app, TOPIC_IDS) or {}
+    found = {topic: reader.topic_id(topic) for topic in {one.topic for one in plan.sources}}
+    for topic in sorted(found):
+        if known.get(topic, found[topic]) != found[topic]:
+            raise TopicRecreatedError(
+                f"The topic {topic!r} was deleted and created again since {app} read it, so its records are others. "
+                f"What {app} made of the old ones cannot be computed again. To start over: millstream reset {app}."
+            )
+    return found
 
 
 def _gated(source: SourcePlan, orders: Iterable[int], *, all_others: bool) -> SourcePlan:

@@ -58,27 +58,36 @@ class StepTrace:
 
 @dataclass(frozen=True)
 class RowTrace:
-    """A row of an output that a record is in.
+    """A row of an output that a record is in, or that it took back (``removed``).
 
     ``at_once``: it came out in the record's batch; otherwise when its window closes, its partner comes, or its time has
-    come. ``now``: of a view, the row as it is; None if it is not there.
+    come. ``now``: of a view with a key in the app's store (``kept``), the row as it is; None if it is not there. In a
+    topic, a file or a view without a key, it isn't looked for.
     """
 
     output: str
     key: Mapping[str, Any]
     at_once: bool
     now: Mapping[str, Any] | None
+    removed: bool = False
+    kept: bool = True
 
     def sentence(self) -> str:
         """Return where the row is, in words."""
         key = ", ".join(f"{name}={_shown(value)}" for name, value in self.key.items())
         came = "gave" if self.at_once else "is held for"
+        if self.removed:
+            came = "took back" if self.at_once else "is held to take back"
+        if not self.kept:
+            return f"{self.output}: the record {came} the row {key}"
         if self.now is not None:
             rest = {name: value for name, value in self.now.items() if name not in self.key}
             values = ", ".join(f"{name}={_shown(value)}" for name, value in rest.items())
             return f"{self.output}: the record {came} the row {key}, which is there now: {values}"
         absent = (
-            "which is not there any more: later records have taken it back"
+            "which is not there"
+            if self.removed
+            else "which is not there any more: later records have taken it back"
             if self.at_once
             else "which is not there yet, or was taken back"
         )
@@ -130,6 +139,7 @@ class RecordTrace:
                     "output": row.output,
                     "key": _plain(row.key),
                     "at_once": row.at_once,
+                    "removed": row.removed,
                     "now": None if row.now is None else _plain(row.now),
                 }
                 for row in self.rows
@@ -302,11 +312,12 @@ def _rows(
     at_once: bool,
 ) -> Iterator[RowTrace]:
     """Yield the rows of outputs that are there, or are others, because of the record."""
-    views = {schema.name: schema for schema in store.views()}
+    views = {schema.name for schema in store.views()}
     for sink in over.plan.sinks:
         name = sink.name
-        keys: dict[str, dict[str, Any]] = {}
-        for found in (output_rows, deleted_keys):
+        kept = name in views and bool(sink.key)
+        keys: dict[str, tuple[dict[str, Any], bool]] = {}
+        for found, removed in ((output_rows, False), (deleted_keys, True)):
             mine = found(over.plan, with_it).get(name, [])
             others = Counter(repr(row) for row in found(over.plan, without).get(name, []))
             for row in mine:
@@ -314,13 +325,13 @@ def _rows(
                     others[repr(row)] -= 1
                     continue
                 key = {column: row[column] for column in sink.key} if sink.key else dict(row)
-                keys.setdefault(repr(key), key)
-        for key in keys.values():
+                keys.setdefault(repr(key), (key, removed))
+        for key, removed in keys.values():
             now = None
-            if name in views and sink.key:
+            if kept:
                 there = store.select(name, Query(where=key)).rows
                 now = there.row(0, named=True) if there.height else None
-            yield RowTrace(name, key, at_once, now)
+            yield RowTrace(name, key, at_once, now, removed, kept)
 
 
 def _outcome(steps: Sequence[StepTrace], rows: Sequence[RowTrace]) -> str:
@@ -345,6 +356,7 @@ def _notes(
     batch_id: int | None,
 ) -> Iterator[str]:
     """Yield what qualifies the answer."""
+    yield from over.said_of_edits()
     times = store.status(over.plan.app).get("time", {})
     for step in steps:
         if step.exits.get("held") and step.step in times:

@@ -14,26 +14,30 @@ On one machine, the next batch writes its frames over those of the last one: wri
 kernel must find first, and a hypervisor below it, takes up to ten times as long as writing into what the
 file has. The name of a file says who may do what with it:
 
-====================  =================================  ==================  ==============================
-name                  what it is                         who writes into it  what the commit makes of it
-====================  =================================  ==================  ==============================
-``<name>.part``       an attempt writes a frame into it  that attempt        removed: nobody was told of it
-``<name>``            a frame                            nobody              ``.spare``; removed if the driver
-                                                                             still has a view of it
-``<name>.spare``      a frame of an earlier batch        nobody              removed: a batch did without it
-====================  =================================  ==================  ==============================
+========================  =================================  ==================  ==============================
+name                      what it is                         who writes into it  what the commit makes of it
+========================  =================================  ==================  ==============================
+``<name>.part``           an attempt writes a frame into it  that attempt        removed: nobody was told of it
+``<name>``                a frame                            nobody              ``.spare``; removed if the driver
+                                                                                 still has a view of it
+``<name>.<size>.spare``   a frame of an earlier batch        nobody              removed: a batch did without it
+========================  =================================  ==================  ==============================
 
-An attempt takes a spare file by renaming it, which only one can do. An attempt that wakes up after the commit of its
-batch has no file any more, under whichever name. Tasks copy what they read, so that rows which a function of the
-user's keeps do not change; the driver, which maps frames into its memory, knows which of them are still in use.
+A task looks through all spare files for each frame that it writes, so there are few, the largest of the batch, and
+their names say how large they are. An attempt takes a spare file by renaming it, which only one can do. An attempt
+that wakes up after the commit of its batch has no file any more, under whichever name. Tasks copy what they read, so
+that rows which a function of the user's keeps do not change; the driver, which maps frames into its memory, knows
+which of them are still in use.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 import shutil
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,6 +51,7 @@ _BYTES_MIN = 64 << 10
 _FILE_PREFIX = b"\0file "  # a frame begins with 0xFF, a message with "{"
 _PART, _SPARE = ".part", ".spare"
 _SPARE_BYTES_MAX = 1 << 30  # of all spare files together, and no more than a batch had
+_SPARE_FILES_MAX = 128  # looking through them takes about 0.1 ms, less than most of them save
 _SPARE_RATIO_MAX = 4  # a file is not taken for a frame that needs less than this part of it
 
 
@@ -118,15 +123,27 @@ class FrameFiles:
         """
         if self.folder is None:
             return
-        spare_bytes = 0
+        spare = dict(self._to_keep(in_use))
         for path in self.folder.glob("*"):
-            size_bytes = path.stat().st_size
-            may_be_written = self.rewrites and not path.suffix and path.name not in in_use
-            if may_be_written and spare_bytes + size_bytes <= _SPARE_BYTES_MAX:
-                path.rename(path.with_suffix(_SPARE))
-                spare_bytes += size_bytes
-            else:
-                path.unlink(missing_ok=True)
+            # Whoever was given up may take, rename or make a file meanwhile: then it is for the next commit.
+            with suppress(FileNotFoundError):
+                if path.name in spare:
+                    path.rename(path.with_name(f"{path.name}.{spare[path.name]}{_SPARE}"))
+                else:
+                    path.unlink()
+
+    def _to_keep(self, in_use: Collection[str]) -> Iterator[tuple[str, int]]:
+        """Yield the names of the frames that become spare files, the largest, and their sizes."""
+        assert self.folder is not None
+        if not self.rewrites:
+            return
+        frames = (path for path in self.folder.glob("*") if not path.suffix)
+        sizes = {path.name: _size_bytes(path) for path in frames if path.name not in in_use}
+        left = _SPARE_BYTES_MAX
+        for name in sorted(sizes, key=sizes.__getitem__, reverse=True)[:_SPARE_FILES_MAX]:
+            if sizes[name] <= left:
+                left -= sizes[name]
+                yield name, sizes[name]
 
     def remove_all(self) -> None:
         """Remove all files: the run has ended."""
@@ -142,14 +159,18 @@ class FrameFiles:
         """Rename a spare file of a fitting size, if there is one: the least that is enough, or else the largest."""
         if not self.rewrites:
             return False
-        sizes = {path: _size_bytes(path) for path in part.parent.glob(f"*{_SPARE}")}
-        fitting = [p for p, size in sizes.items() if size <= _SPARE_RATIO_MAX * size_bytes]
-        fitting.sort(key=lambda p: (sizes[p] < size_bytes, abs(sizes[p] - size_bytes)))
-        return any(_renamed(path, part) for path in fitting)
+        sizes = {
+            name: int(name.removesuffix(_SPARE).rpartition(".")[2])
+            for name in os.listdir(part.parent)  # noqa: PTH208 - for each frame, so no object for each name
+            if name.endswith(_SPARE)
+        }
+        fitting = [name for name, size in sizes.items() if size <= _SPARE_RATIO_MAX * size_bytes]
+        fitting.sort(key=lambda name: (sizes[name] < size_bytes, abs(sizes[name] - size_bytes)))
+        return any(_renamed(part.with_name(name), part) for name in fitting)
 
 
 def _size_bytes(path: Path) -> int:
-    """Return the size of a file; 0 if another task has taken it meanwhile."""
+    """Return the size of a file; 0 if it is gone meanwhile."""
     try:
         return path.stat().st_size
     except FileNotFoundError:

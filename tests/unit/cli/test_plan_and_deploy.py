@@ -102,7 +102,7 @@ def test_an_app_that_runs_is_not_switched_and_says_how_to_go_on(edited, call):
     with hold_run_lock(app.folder, 1):
         answer = call("deploy", str(edited.file))
         assert answer.code == 3
-        assert "Stop it (millstream stop ads) and deploy again" in answer.out
+        assert "Stop it (millstream stop ads) and do this again" in answer.out
         assert edited.views(app) == answers(events(60, 3))
         late = call("deploy", str(edited.file), "--stop", "--timeout", "1 second")
         assert late.code == 1

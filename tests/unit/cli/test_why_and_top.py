@@ -1,14 +1,18 @@
 """`millstream why` and `millstream top`: what they print, for people and for programs."""
 
 import json
+import shutil
 
 import pytest
 from edited_app import EditedApp
 from followed_clicks import SOURCE, clicks
 
+from millstream.cli.top import _WatchedApp
 from millstream.views.commit.batch_history import PhaseTimer, batch_record
 from millstream.views.commit.committer import BatchCommitter
 from millstream.views.runs.progress import Progress
+from millstream.views.server.status import AppStatus
+from millstream.views.store_location import STATE_STORE_FILE, open_state_store
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +60,23 @@ def test_top_prints_what_the_log_and_the_store_say(edited, done):
     shown = done("top", "ads", "--once", "--log", str(edited.log))
     for words in ("ads  stopped", "4 unread", "minutes", "clicks/1", "plan"):
         assert words in shown
+
+
+def test_top_adds_up_nothing_of_a_store_that_was_replaced(edited, tmp_path):
+    log = tmp_path / "log"
+    shutil.copytree(edited.log, log)
+    folder = log / "apps" / "ads"
+    with open_state_store(folder / STATE_STORE_FILE, readonly=True) as store:
+        watched = _WatchedApp(
+            "ads", store, AppStatus("ads", log, folder), folder / STATE_STORE_FILE
+        )
+        assert watched.to_dict()["totals"]["read"] == 20
+        with open_state_store(tmp_path / STATE_STORE_FILE):
+            pass  # of an app that has read nothing
+        for leftover in folder.glob(f"{STATE_STORE_FILE}-*"):
+            leftover.unlink()
+        shutil.move(tmp_path / STATE_STORE_FILE, folder / STATE_STORE_FILE)
+        assert watched.to_dict()["totals"]["read"] == 0
 
 
 def test_top_refuses_what_it_cannot_show(edited, call, tmp_path):

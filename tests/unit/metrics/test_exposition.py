@@ -14,7 +14,7 @@ from metrics_text import figures
 
 from millstream.errors import ConfigError, CorruptionError
 from millstream.metrics.definitions import METRICS
-from millstream.metrics.exposition import Exposition
+from millstream.metrics.exposition import AGE_MAX_S, Exposition
 from millstream.metrics.histogram import BOUNDS_S, DurationHistogram
 from millstream.metrics.readings import Readings
 from millstream.metrics.server import serve_metrics
@@ -80,6 +80,16 @@ def test_a_source_that_fails_is_said_to_and_hides_nothing():
     assert found["millstream_app_running", "app=a"] == 1
 
 
+def test_a_defect_in_a_source_hides_no_other(caplog):
+    def fails(_):
+        raise KeyError("at")
+
+    found = figures(text_of(fails, lambda readings: readings.add("app_running", 1, app="a")))
+    assert found["millstream_metrics_failed", "source=s0"] == 1
+    assert found["millstream_app_running", "app=a"] == 1
+    assert "KeyError" in caplog.text
+
+
 class Time:
     """A clock, and what each reading of figures costs of a CPU."""
 
@@ -107,8 +117,20 @@ def test_figures_take_their_share_of_a_cpu_at_most(cost_s, pauses_s, share):
     for pause_s in pauses_s:
         exposition.text()
         time.now_s += pause_s
-    # The last reading is paid for by the time after it.
-    assert (time.reads - 1) * cost_s <= share * time.now_s + 1e-6
+    # The last reading is paid for by the time after it; one in a minute is allowed, whatever it costs.
+    allowed = max(share, cost_s / AGE_MAX_S)
+    assert (time.reads - 1) * cost_s <= allowed * time.now_s + 1e-6
+
+
+def test_figures_that_were_expensive_once_are_not_given_out_for_an_hour():
+    time = Time(30.0)
+    exposition = Exposition(
+        {"s": time.read}, clock=lambda: time.now_s, cpu_clock=lambda: time.cpu_s
+    )
+    exposition.text()
+    time.now_s += AGE_MAX_S
+    exposition.text()
+    assert time.reads == 2
 
 
 @pytest.fixture

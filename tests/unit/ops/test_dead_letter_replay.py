@@ -3,6 +3,7 @@
 import json
 import sqlite3
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -17,7 +18,7 @@ import millstream as ms
 from millstream import testing
 from millstream.cli.main import run
 from millstream.client.folder.log import FolderLog
-from millstream.errors import ConfigError, UnknownViewError
+from millstream.errors import ConfigError, MillstreamError, RetriableError, UnknownViewError
 from millstream.kernels.decode.records import columns_read
 from millstream.kernels.errors.dead_letters import headers_from_text, headers_text, with_all_columns
 from millstream.kernels.ingest import Ingest, SplitInput
@@ -310,10 +311,11 @@ def test_a_replay_that_is_interrupted_is_finished_by_the_next_and_appends_once(
     take_in(log)
     marks = ops._Replay._mark
 
-    def dying_mark(self, rows, number, at):
-        marks(self, rows, number, at) if at is None else None
+    def dying_mark(self, rows, number, at, **looks):
+        assert at is not None or marks(self, rows, number, at, **looks)
         if (at is None) == (step == "before the transaction"):
             raise KeyboardInterrupt
+        return True
 
     monkeypatch.setattr(ops._Replay, "_mark", dying_mark)
     with pytest.raises(KeyboardInterrupt):
@@ -323,6 +325,66 @@ def test_a_replay_that_is_interrupted_is_finished_by_the_next_and_appends_once(
     assert (done.records, done.finished) == (0, 3)
     assert len(records(log, "clicks")) == 8
     assert replay(log, "ads").finished == 0
+
+
+def ids_of(log):
+    """Return the records that have died in the partition 0, as they are named."""
+    rows = dead_letters(log, "ads").filter(pl.col("partition") == 0)
+    return [(row["topic"], row["partition"], row["offset"]) for row in rows.iter_rows(named=True)]
+
+
+def one(log, record, **options):
+    return replay(log, "ads", DeadLetterFilter(record_ids=[record]), late_ok=True, **options)
+
+
+@pytest.mark.not_in_lane("thresholds", "it is several transactions there")
+def test_a_replay_that_stood_still_does_not_send_again_what_another_has_sent(log, monkeypatch):
+    take_in(log)
+    first, _ = ids_of(log)
+    before = len(records(log, "clicks"))
+    numbered = ops._Replay.replay
+
+    def late(run, rows):
+        monkeypatch.setattr(ops._Replay, "replay", numbered)
+        assert one(log, first).records == 1  # another replay, from its begin to its end
+        return numbered(run, rows)
+
+    monkeypatch.setattr(ops._Replay, "replay", late)
+    with pytest.raises(RetriableError, match="Another replay"):
+        one(log, first)
+    assert one(log, first).already_replayed == 1
+    assert len(records(log, "clicks")) == before + 1
+
+
+@pytest.mark.not_in_lane("thresholds", "it is several transactions there")
+@pytest.mark.parametrize("older_first", [True, False])
+def test_of_two_replays_with_one_number_none_loses_its_records(log, monkeypatch, older_first):
+    take_in(log)
+    first, second = ids_of(log)
+    before = len(records(log, "clicks"))
+    mark = ops._Replay._mark
+    waiting = []
+
+    def marked(run, rows, number, at, **looks):
+        if at is None and not waiting:
+            waiting.append(partial(mark, run, rows, number, at, **looks))
+            with suppress(MillstreamError):
+                one(log, second)  # begins when the older one has a number and no marks yet
+            if older_first:
+                return True
+        elif at is None and older_first and len(waiting) == 1:
+            waiting.append(None)
+            assert waiting[0]()
+        return mark(run, rows, number, at, **looks)
+
+    monkeypatch.setattr(ops._Replay, "_mark", marked)
+    with suppress(MillstreamError):
+        one(log, first)
+    monkeypatch.setattr(ops._Replay, "_mark", mark)
+    one(log, first)
+    one(log, second)
+    assert len(records(log, "clicks")) == before + 2
+    assert dead_letters(log, "ads").filter(pl.col("replayed_at").is_null()).height == 1
 
 
 def test_marks_do_not_disturb_the_job_nor_what_it_says_of_itself(log):
@@ -341,7 +403,14 @@ def test_an_app_or_record_that_is_not_there_is_named(log):
     take_in(log)
     with pytest.raises(UnknownViewError, match=r"no views of an app 'other'.*ads"):
         replay(log, "other")
-    for text in ("clicks", "clicks/0", "clicks/x/1", "/0/1"):
+    for text in (
+        "clicks",
+        "clicks/0",
+        "clicks/x/1",
+        "/0/1",
+        f"clicks/0/{1 << 63}",
+        f"clicks/{1 << 31}/0",
+    ):
         with pytest.raises(ConfigError, match="Give TOPIC/PARTITION/OFFSET"):
             parse_record_id(text)
 

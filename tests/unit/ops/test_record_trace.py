@@ -10,8 +10,10 @@ from edited_app import EditedApp
 from followed_clicks import MINUTE, SOURCE, START, clicks
 
 import millstream as ms
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, TopicRecreatedError
+from millstream.log.reader import LogReader
 from millstream.ops.record_trace import trace_record
+from millstream.spark.topic_ids import save_topic_ids
 from millstream.views.store_location import open_state_store
 
 DELAY = timedelta(seconds=10)
@@ -142,3 +144,55 @@ def test_a_dead_letter_has_its_reason_and_what_was_removed_is_said_to_be(tmp_pat
     assert "from offset 2 on" in gone.notes[0]
     later = trace_record(app, ("clicks", 0, 2))
     assert "no longer holds the first 2 records" in later.notes[-1]
+
+
+KEPT = """
+stream.select("ad", "cost").to("costs")
+stream.table("ad", name="latest").filter(pl.col("cost") > 0).select("ad", "id").view("dear")
+"""
+
+
+@pytest.fixture(scope="module")
+def changing(tmp_path_factory):
+    """An app with a row that its last record takes back, and with rows in a topic; and the file that it is in."""
+    edited = EditedApp(tmp_path_factory.mktemp("app"), 1, 100, SOURCE.split("costly =")[0] + KEPT)
+    edited.create()
+    with ms.connect(edited.log) as log:
+        log.create_topic("costs", partitions=1)
+    edited.append({"ad": "a0", "id": "x", "cost": cost, "at": START} for cost in (3, 0))
+    app = edited.write()
+    edited.run(app)
+    with open_state_store(app.state_store) as store:
+        save_topic_ids(app.name, store, app.plan(), LogReader(app.log))
+    return edited, app
+
+
+def test_a_row_that_a_record_took_back_is_not_said_to_be_its_own(changing):
+    found = trace_record(changing[1], ("clicks", 0, 1))
+    (dear,) = (row for row in found.rows if row.output == "dear")
+    assert (dear.removed, dear.now) == (True, None)
+    assert dear.sentence() == "dear: the record took back the row ad=a0, which is not there"
+
+
+def test_a_row_of_a_topic_is_not_said_to_be_taken_back(changing):
+    found = trace_record(changing[1], ("clicks", 0, 0))
+    (cost,) = (row for row in found.rows if row.output == "to(costs)")
+    assert cost.sentence() == "to(costs): the record gave the row ad=a0, cost=3"
+
+
+def test_an_app_that_was_edited_since_is_said_to_be(changing):
+    edited, app = changing
+    assert not any("Edited" in note for note in trace_record(app, ("clicks", 0, 0)).notes)
+    other = edited.write(('"cost") > 0', '"cost") > 5'))
+    (note,) = (n for n in trace_record(other, ("clicks", 0, 0)).notes if "Edited" in n)
+    assert "Edited since ads ran: dear." in note
+
+
+def test_a_topic_made_anew_is_not_taken_for_the_one_that_was_read(changing):
+    edited, app = changing
+    with ms.connect(edited.log) as log:
+        log.delete_topic("clicks")
+        log.create_topic("clicks", partitions=1)
+    edited.append({"ad": "a0", "id": "y", "cost": cost, "at": START} for cost in (5, 6))
+    with pytest.raises(TopicRecreatedError, match="'clicks' was deleted and created again"):
+        trace_record(app, ("clicks", 0, 0))

@@ -10,6 +10,7 @@ import pytest
 from millstream.errors import ConfigError, FencedError
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.state.keyhash import Buckets
+from millstream.spark.frame_files import FrameFiles
 from millstream.spark.job import _Query, _report, run_job, watermark_before
 from millstream.spark.sink import RunTotals
 from millstream.views.commit.committer import BatchCommitter
@@ -61,7 +62,7 @@ def test_a_run_that_was_replaced_says_so_and_not_what_else_failed_by_it(
     query = SimpleNamespace(exception=lambda: swept, stop=lambda: None)
     monkeypatch.setattr(_Query, "_start", lambda _: query)
     monkeypatch.setattr(_Query, "_wait", lambda *_: "caught-up")
-    sink = SimpleNamespace(committer=targets, error=None, stages=None)
+    sink = SimpleNamespace(committer=targets, error=None, stages=None, frame_files=FrameFiles(None))
     options = SimpleNamespace(on_phase=lambda _: None, on_started=lambda _: None)
     run = _Query(SimpleNamespace(app="app", folder=tmp_path), options, None, None, sink, None)
     if replaced:

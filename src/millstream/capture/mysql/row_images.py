@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from millstream.capture.mysql.buffer import BinlogBuffer
-from millstream.capture.mysql.table_map import BLOB, BinlogColumn, TableMap
+from millstream.capture.mysql.table_map import BinlogColumn, TableMap
 from millstream.errors import CorruptionError
 
 RowImage: TypeAlias = dict[str, Any]
@@ -59,15 +59,3 @@ def _image(present: list[BinlogColumn], reader: BinlogBuffer) -> RowImage:
         column.name: None if nulls >> place & 1 else column.format.read(reader)
         for place, column in enumerate(present)
     }
-
-
-def may_replace(table: TableMap, after: RowImage) -> bool:
-    """Say whether an update, whose row after it is ``after``, may be a REPLACE that was logged as one.
-
-    The server logs the columns that the statement names, its key among them, and not those that it sets to their
-    defaults (tried with MariaDB 10.11): what is left out may have changed. With ``binlog_row_image=NOBLOB`` each update
-    names its key, and leaves out texts and binaries alone.
-    """
-    absent = [column for column in table.columns if column.name not in after]
-    named = all(name in after for name in table.key)
-    return named and any(column.type != BLOB for column in absent)

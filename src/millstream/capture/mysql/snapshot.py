@@ -17,6 +17,8 @@ from millstream.capture.mysql.snapshot_rows import snapshot_block
 from millstream.capture.mysql.table_schema import TableSchema, read_schema
 from millstream.capture.units import RowBlock, TableChange
 
+_BLOCK_ROWS_MAX = 2000  # as of row events: what is in memory once more, as JSON
+
 
 class BinlogPosition(NamedTuple):
     """A place in the binary log. Files are compared by the number that their name ends with."""
@@ -47,23 +49,28 @@ class SnapshotChunk:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield the rows, with captured values."""
+        return self._rendered(self.selected)
+
+    def _rendered(self, selected: list[tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
         columns = self.schema.columns
         renderers = [(one.name, one.renderer(self.schema.name)) for one in columns]
-        for row in self.selected:
+        for row in selected:
             yield {
                 name: None if value is None else render(value)
                 for (name, render), value in zip(renderers, row, strict=False)
             }
 
     def contents(self) -> Iterator[RowBlock | TableChange]:
-        """Yield what the chunk adds to the table: as a block, where that can be."""
-        block = snapshot_block(self.schema, self.selected)
-        if block is not None:
-            yield block
-            return
+        """Yield what the chunk adds to the table: as blocks, where that can be."""
         schema = self.schema
-        for row in self.rows():
-            yield TableChange(schema.database, schema.table, "r", schema.key, None, row)
+        for first in range(0, len(self.selected), _BLOCK_ROWS_MAX):
+            selected = self.selected[first : first + _BLOCK_ROWS_MAX]
+            block = snapshot_block(schema, selected)
+            if block is not None:
+                yield block
+                continue
+            for row in self._rendered(selected):
+                yield TableChange(schema.database, schema.table, "r", schema.key, None, row)
 
 
 def current_position(session: MariaDbSession) -> BinlogPosition:

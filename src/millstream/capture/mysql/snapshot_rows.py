@@ -19,6 +19,7 @@ from millstream.capture.mysql.table_schema import SchemaColumn, TableSchema
 from millstream.capture.units import RowBlock
 
 _BLOCK_ROWS_MIN = 16  # as of row events: fewer are quicker one by one
+_BLOCK_BYTES_MAX = 8 << 20  # larger rows gain nothing, and an array holds no more than 2 GiB
 
 
 def snapshot_block(schema: TableSchema, found: Sequence[tuple[Any, ...]]) -> RowBlock | None:
@@ -33,6 +34,8 @@ def snapshot_block(schema: TableSchema, found: Sequence[tuple[Any, ...]]) -> Row
         }
     except (ValueError, pa.ArrowException):
         return None  # one by one it is seen which
+    if sum(one.column.nbytes for one in encoded.values()) > _BLOCK_BYTES_MAX:
+        return None
     keys = objects_of(encoded, schema.key, len(found))
     rows = objects_of(encoded, tuple(encoded), len(found))
     return RowBlock(schema.database, schema.table, "r", frozenset(encoded), rows, keys)
@@ -50,7 +53,10 @@ def _encoded(
             utf8=charset in UTF8_CHARSETS,
             of_ascii=charset in ASCII_CHARSETS,
         )
-        return encode(cells_of(pa.array(values, pa.binary())))
+        column = pa.array(values, pa.binary())
+        if not isinstance(column, pa.Array):
+            raise ValueError("texts have more bytes than one array holds")
+        return encode(cells_of(column))
     render = column.renderer(schema.name)
     shown = [b"null" if value is None else to_json(render(value)) for value in values]
     return Fragments(pa.array(shown, pa.binary()))

@@ -34,7 +34,7 @@ from millstream.capture.mysql.preflight import (
     table_faults,
     table_names,
 )
-from millstream.capture.mysql.row_images import RowImage, may_replace
+from millstream.capture.mysql.row_images import RowImage
 from millstream.capture.mysql.session import (
     HEARTBEAT_S,
     BinlogStream,
@@ -410,29 +410,36 @@ class _Run:
             old = None if before is None else complete(before)
             new = None if after is None else complete(after)
             if new is not None and len(new) < len(table.columns):
-                new, told = self._completed(table, old, new)
-                if not told:
+                row = self._completed(table, old, new)
+                if row is None:
                     yield from self._untold(table, old, new)
                     continue
+                new = row
             yield TableChange(table.database, table.table, op, table.key, old, new)
 
-    def _completed(
-        self, table: TableMap, old: RowImage | None, new: RowImage
-    ) -> tuple[RowImage, bool]:
-        """Return a row with what its partial image leaves out, and whether it is known by that what the row is."""
+    def _completed(self, table: TableMap, old: RowImage | None, new: RowImage) -> RowImage | None:
+        """Return a row with what its partial image leaves out; None if it is not known by that what the row is."""
         if old is None:
             row = self._defaults.completed(table, new, self._reader.position)
-            return row, len(row) == len(table.columns)
+            return row if len(row) == len(table.columns) else None
+        if self._defaults.may_replace(table, old, new):
+            return None
         row = old | new  # what was left out has not changed
-        return row, not may_replace(table, new) and self._tracker.is_told(table, row)
+        return row if self._tracker.is_told(table, row) else None
 
     def _untold(
         self, table: TableMap, old: RowImage | None, new: RowImage
     ) -> Iterator[TableChange]:
-        """Have a table read from its beginning, of which a change is left out; a row that moved is deleted."""
+        """Have a table read from its beginning, of which a change is left out; a row that moved is deleted.
+
+        A column of the key that a REPLACE does not name may have got its default: the row is read again where it is.
+        """
         self._tracker.begin_again(table.database, table.table)
         self._begun_again = True
-        if old is not None and any(old[name] != new[name] for name in table.key):
+        if old is None:
+            return
+        row = new if self._defaults.may_replace(table, old, new) else old | new
+        if any(name not in row or old[name] != row[name] for name in table.key):
             yield TableChange(table.database, table.table, "d", table.key, old, None)
 
     def _statement(self, statement: Statement) -> Iterator[UnitContent]:

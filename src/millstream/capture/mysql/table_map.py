@@ -365,7 +365,8 @@ def is_logged_as(declared: str, logged: str) -> bool:
         return False
     name = _LOGGED_AS.get(found[1], found[1])
     digits = found[2] if name in ("decimal", "bit") else ""
-    sign = " unsigned" if "unsigned" in found[3] else ""
+    labelled = name in ("enum", "set")  # a label may be any text
+    sign = " unsigned" if "unsigned" in found[3] and not labelled else ""
     return f"{name}{digits}{sign}" == logged
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import NamedTuple
 
 from millstream.choices import did_you_mean
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
-from millstream.metrics.definitions import METRICS, PREFIX, MetricDefinition
+from millstream.metrics.definitions import METRICS, PREFIX, SERVED_BY, MetricDefinition
 from millstream.metrics.readings import Readings
 from millstream.views.alerts.targets import AlertTarget
 
@@ -109,6 +110,7 @@ def alert(
     definition = _definition(name, metric)
     if (above is None) == (below is None):
         raise ConfigError(f"The alert {name!r} needs a limit: above= or below=, one of the two.")
+    _check_number(name, below if above is None else above)
     for label in where or {}:
         if label not in definition.labels:
             known = ", ".join(definition.labels) or "none"
@@ -121,20 +123,46 @@ def alert(
             f"The alert {name!r} is on {definition.name}, which only grows. Say within which time it may grow so "
             'much: over="10 minutes".'
         )
-    targets = (tell,) if isinstance(tell, AlertTarget) else tuple(tell)
-    if not targets:
-        raise ConfigError(f"The alert {name!r} is told to nobody. Give tell=.")
+    over_s = None if over is None else to_us(over, what="an alert's over") / 1e6
+    if over_s == 0:
+        raise ConfigError(
+            f"The alert {name!r} has over={over!r}. Give the time of the change, such as '10 minutes'."
+        )
     return AlertRule(
         name,
         definition,
         above,
         below,
         {label: str(value) for label, value in (where or {}).items()},
-        None if over is None else to_us(over, what="an alert's over") / 1e6,
+        over_s,
         to_us(held, what="an alert's held") / 1e6,
         None if repeat is None else to_us(repeat, what="an alert's repeat") / 1e6,
-        targets,
+        _targets(name, tell),
     )
+
+
+def _check_number(name: str, limit: object) -> None:
+    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not isfinite(limit):
+        raise ConfigError(f"The limit of the alert {name!r} is {limit!r}. Give a finite number.")
+
+
+def _targets(name: str, tell: AlertTarget | Sequence[AlertTarget]) -> tuple[AlertTarget, ...]:
+    """Return whom an alert is told, each once."""
+    given = [tell] if isinstance(tell, AlertTarget) else list(tell)
+    if not given:
+        raise ConfigError(f"The alert {name!r} is told to nobody. Give tell=.")
+    found: dict[str, AlertTarget] = {}
+    for target in given:
+        if not isinstance(target, AlertTarget):
+            raise ConfigError(
+                f"The alert {name!r} is told to {target!r}. Give such as ms.tell_webhook(URL)."
+            )
+        if found.setdefault(target.name, target) != target:
+            raise ConfigError(
+                f"The alert {name!r} is told in two ways to one place, {target.name}, and could not tell them apart. "
+                "Give one of them."
+            )
+    return tuple(found.values())
 
 
 def _definition(name: str, metric: str) -> MetricDefinition:
@@ -160,6 +188,20 @@ def check_app_rules(rules: Sequence[AlertRule]) -> None:
             raise ConfigError(
                 f"The alert {rule.name!r} is on {rule.metric.name}, which is none of an app's. Put it into the rules of "
                 "`millstream alert`."
+            )
+
+
+def check_rule_sources(rules: Iterable[AlertRule]) -> None:
+    """Make sure that rules are ones that `millstream alert` can tell.
+
+    Raises:
+        ConfigError: one is on a metric that neither apps nor the log have: it would never fire.
+    """
+    for rule in rules:
+        if rule.metric.source not in ("app", "log"):
+            raise ConfigError(
+                f"The alert {rule.name!r} is on {rule.metric.name}, which only the process has that counts it "
+                f"({SERVED_BY[rule.metric.source]}): Prometheus can watch it, and `millstream alert` cannot."
             )
 
 

@@ -23,7 +23,12 @@ from typing import Any
 
 from millstream.choices import did_you_mean
 from millstream.errors import ConfigError
-from millstream.views.alerts.rule import AlertRule, alert, check_alert_names
+from millstream.views.alerts.rule import (
+    AlertRule,
+    alert,
+    check_alert_names,
+    check_rule_sources,
+)
 from millstream.views.alerts.targets import AlertTarget, tell_command, tell_email, tell_webhook
 
 _RULE_WORDS = {"name", "metric", "above", "below", "where", "over", "held", "repeat", "tell"}
@@ -62,6 +67,7 @@ def read_rules(path: Path) -> list[AlertRule]:
     if not rules:
         raise ConfigError(f"{path} has no rule. Give one, as [[rule]]: see docs/watch.md.")
     check_alert_names(rules)
+    check_rule_sources(rules)
     return rules
 
 
@@ -107,13 +113,16 @@ def _headers(where: str, options: Mapping[str, Any]) -> dict[str, str]:
 def _rule(where: str, given: Any, targets: Mapping[str, AlertTarget]) -> AlertRule:
     _check_words(where, given, _RULE_WORDS)
     options = dict(given)
-    names = options.pop("tell", [])
-    names = [names] if isinstance(names, str) else names
+    told = options.pop("tell", [])
+    names = [told] if isinstance(told, str) else told
+    if not isinstance(names, list):
+        raise ConfigError(f"{where} is told to {told!r}. Give names of [tell].")
     for name in names:
-        if name not in targets:
+        if not isinstance(name, str) or name not in targets:
             known = ", ".join(targets) or "none"
             raise ConfigError(
-                f"{where} is told to {name!r}, which is none of [tell]: {known}.{did_you_mean(name, targets)}"
+                f"{where} is told to {name!r}, which is none of [tell]: {known}."
+                f"{did_you_mean(str(name), targets)}"
             )
     if options.get("repeat") is False:
         options["repeat"] = None

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
+import re
+import signal
 import smtplib
 import ssl
 import subprocess
+import tempfile
 import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
@@ -16,12 +20,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from http.client import HTTPException
-from typing import NamedTuple
+from typing import IO, NamedTuple
 from urllib.parse import urlsplit
 
 from millstream.errors import ConfigError, RetriableError
 
 TIMEOUT_S = 10.0
+_SAID_MAX = 1 << 16  # bytes of a program's errors that are looked at
+_URL_TEXT = re.compile(r"[!-~]+")
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_HEADER_VALUE = re.compile(r"[\t -~\x80-\xff]*")
+_log = logging.getLogger(__name__)
 PASSWORD_VARIABLE = "MILLSTREAM_SMTP_PASSWORD"  # noqa: S105 - its name
 
 
@@ -64,6 +73,21 @@ class AlertTarget(ABC):
         """
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Makes a redirect an error: followed, it would be a GET without the alert, with the headers, to anywhere."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)
+
+
+def _digest(text: str) -> str:
+    """Return what tells targets apart without showing them."""
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
 @dataclass(frozen=True)
 class WebhookTarget(AlertTarget):
     """Sends alerts to a URL: made by :func:`tell_webhook`."""
@@ -73,8 +97,9 @@ class WebhookTarget(AlertTarget):
 
     @property
     def name(self) -> str:
+        # The path and the query are the secret, with many receivers.
         parts = urlsplit(self.url)
-        return f"webhook {parts.scheme}://{parts.hostname}{parts.path}"
+        return f"webhook {parts.scheme}://{parts.netloc} ({_digest(self.url)})"
 
     def send(self, message: AlertMessage) -> None:
         headers = {
@@ -86,7 +111,7 @@ class WebhookTarget(AlertTarget):
             self.url, message.to_json(), headers, method="POST"
         )
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S):  # noqa: S310 - the same
+            with _OPENER.open(request, timeout=TIMEOUT_S):
                 return
         except urllib.error.HTTPError as error:
             with error:
@@ -104,6 +129,7 @@ class EmailTarget(AlertTarget):
     to: tuple[str, ...]
     user: str | None
     starttls: bool
+    _taken: dict[str, set[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -113,6 +139,8 @@ class EmailTarget(AlertTarget):
         mail = EmailMessage()
         mail["Subject"] = " ".join(message.subject.split())
         mail["From"], mail["To"] = self.sender, ", ".join(self.to)
+        taken = self._taken.setdefault(message.id, set())  # by whom, when it was sent before
+        to = [address for address in self.to if address not in taken]
         # The same each time: mail programs show a message with a known id once.
         digest = hashlib.sha256(message.id.encode()).hexdigest()[:32]
         mail["Message-ID"] = f"<{digest}@millstream.invalid>"
@@ -124,9 +152,25 @@ class EmailTarget(AlertTarget):
                     smtp.starttls(context=ssl.create_default_context())
                 if self.user is not None:
                     smtp.login(self.user, os.environ.get(PASSWORD_VARIABLE, ""))
-                smtp.send_message(mail)
+                refused = smtp.send_message(mail, to_addrs=to)
         except (OSError, smtplib.SMTPException) as error:
             raise RetriableError(f"{self.name} was not sent: {error}") from None
+        later = _refused_for_now(message, refused)
+        if later:
+            taken.update(set(to) - later)
+            raise RetriableError(f"{self.name} was not sent to {', '.join(sorted(later))}")
+        del self._taken[message.id]
+
+
+def _refused_for_now(message: AlertMessage, refused: Mapping[str, tuple[int, bytes]]) -> set[str]:
+    """Return to which of the refused addresses it is to be sent again; log those that are refused for good."""
+    later = {address for address, (code, _) in refused.items() if code < 500}
+    for address in refused.keys() - later:
+        code, said = refused[address]
+        _log.error(
+            "%s is not told to %s: %d %s", message.id, address, code, said.decode(errors="replace")
+        )
+    return later
 
 
 @dataclass(frozen=True)
@@ -138,7 +182,7 @@ class CommandTarget(AlertTarget):
 
     @property
     def name(self) -> str:
-        return f"command {self.command[0]}"
+        return f"command {self.command[0]} ({_digest(chr(0).join(self.command))})"
 
     def send(self, message: AlertMessage) -> None:
         told = {
@@ -148,19 +192,32 @@ class CommandTarget(AlertTarget):
             "MILLSTREAM_ALERT_TEXT": message.text,
         }
         try:
-            done = subprocess.run(  # noqa: S603 - what the user asked for, without a shell
-                self.command,
-                input=message.to_json(),
-                env={**os.environ, **told},
-                capture_output=True,
-                timeout=self.timeout_s,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
+            # Not a pipe: what the program leaves behind may hold it open for longer than the program lives.
+            with tempfile.TemporaryFile() as errors:
+                code = self._run(message.to_json(), {**os.environ, **told}, errors)
+                errors.seek(0)
+                said = errors.read(_SAID_MAX).decode(errors="replace").strip()[-200:]
+        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
             raise RetriableError(f"{self.name} did not run: {error}") from None
-        if done.returncode:
-            said = done.stderr.decode(errors="replace").strip()[-200:]
-            raise RetriableError(f"{self.name} ended with {done.returncode}: {said}")
+        if code:
+            raise RetriableError(f"{self.name} ended with {code}: {said}")
+
+    def _run(self, given: bytes, environment: Mapping[str, str], errors: IO[bytes]) -> int:
+        """Run the program; end it, and what it has started, when its time is over."""
+        with subprocess.Popen(  # noqa: S603 - what the user asked for, without a shell
+            self.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env=environment,
+            start_new_session=True,
+        ) as process:
+            try:
+                process.communicate(given, self.timeout_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise subprocess.TimeoutExpired(self.command[0], self.timeout_s) from None
+        return process.returncode
 
 
 def tell_webhook(url: str, *, headers: Mapping[str, str] | None = None) -> WebhookTarget:
@@ -174,13 +231,32 @@ def tell_webhook(url: str, *, headers: Mapping[str, str] | None = None) -> Webho
     Raises:
         ConfigError: it is no such URL.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+    if not _is_webhook_url(url):
         raise ConfigError(
             "The URL of an alert's webhook must be as https://example.com/hook, without a name or password in "
-            "it: give these as headers."
+            "it, in ASCII without spaces: give name and password as headers."
         )
+    for name, value in (headers or {}).items():
+        if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+            raise ConfigError(
+                f"The header {name!r} of an alert's webhook cannot be sent. Give a name of letters, digits and '-', and "
+                "a value in Latin-1 without line breaks, also at its end."
+            )
     return WebhookTarget(url, dict(headers or {}))
+
+
+def _is_webhook_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and parts.username is None
+            and parts.port != 0
+            and _URL_TEXT.fullmatch(url) is not None
+        )
+    except ValueError:  # a port that is no number
+        return False
 
 
 def tell_email(

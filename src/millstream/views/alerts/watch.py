@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from millstream.errors import ConfigError, FencedError, MillstreamError, RetriableError
+from millstream.errors import (
+    ConfigError,
+    DiskFullError,
+    FencedError,
+    MillstreamError,
+    RetriableError,
+)
 from millstream.log.files import DISK, replace_file
 from millstream.metrics.exposition import ReadFigures
 from millstream.metrics.readings import Readings
@@ -100,11 +106,16 @@ class AlertWatch:
         self._sources = dict(sources)
         self._store = store
         self._wall_clock = wall_clock
+        self.unread: list[str] = []
         known = store.load()
+        for name in known.keys() - {rule.name for rule in rules}:
+            if known[name].get("notices"):
+                _log.warning("the alert %s has no rule any more: it was not told to all", name)
         self._states = {
             rule.name: RuleState.from_json(known[rule.name]) if rule.name in known else RuleState()
             for rule in rules
         }
+        self._stored: Mapping[str, RuleState] | None = dict(self._states)  # None: not known
         self._retry_at_s: dict[str, tuple[float, float]] = {}  # target → when again, and the wait
 
     @property
@@ -120,25 +131,23 @@ class AlertWatch:
     def look(self) -> None:
         """Look at the figures once, and tell what is to be told.
 
+        ``unread`` has afterwards the sources whose figures could not be read.
+
         Raises:
             FencedError: another run tells the alerts now.
-            MillstreamError, OSError: the states cannot be stored; then nothing new was told.
+            MillstreamError: the states cannot be stored, by another reason than the disk; then nothing new was told.
         """
-        readings, complete = Readings(), True
-        for name, read in self._sources.items():
-            try:
-                read(readings)
-            except (MillstreamError, OSError) as error:
-                complete = False
-                _log.warning("figures of %s cannot be read: %s", name, error)
+        readings = Readings()
+        self.unread = [
+            name for name, read in self._sources.items() if not _read(name, read, readings)
+        ]
         now_s = self._wall_clock()
-        before = dict(self._states)
         for rule in self._rules:
-            series = rule.series(readings)
-            seen = series if series or complete else None
             evaluation = Evaluation(rule, self._scope, now_s)
-            self._states[rule.name] = evaluation.next_state(self._states[rule.name], seen)
-        if self._states != before:
+            self._states[rule.name] = evaluation.next_state(
+                self._states[rule.name], rule.series(readings), complete=not self.unread
+            )
+        if self._states != self._stored:
             self._save()
         self._tell(now_s)
 
@@ -157,7 +166,7 @@ class AlertWatch:
     def _told(self, target: AlertTarget, notice: AlertNotice, now_s: float) -> bool:
         """Tell a target; False if it has failed, or is not to be tried yet."""
         retry_at_s, wait_s = self._retry_at_s.get(target.name, (0.0, _WAIT_S))
-        if now_s < retry_at_s:
+        if now_s < retry_at_s <= now_s + _WAIT_MAX_S:  # beyond that, the clock was set back
             return False
         try:
             target.send(
@@ -165,15 +174,26 @@ class AlertWatch:
                     notice.id, notice.kind, notice.alert, self._scope, notice.text, notice.at_s
                 )
             )
-        except RetriableError as error:
-            _log.warning("an alert is told again in %.0f s: %s", wait_s, error)
+        except Exception as error:  # noqa: BLE001 - whatever fails, the other targets are told
+            # The text of another error may have a secret of the target's.
+            why = error if isinstance(error, RetriableError) else f"{target.name}: {type(error)}"
+            _log.warning("an alert is told again in %.0f s: %s", wait_s, why)
             self._retry_at_s[target.name] = now_s + wait_s, min(2 * wait_s, _WAIT_MAX_S)
             return False
         self._retry_at_s.pop(target.name, None)
         return True
 
     def _save(self) -> None:
-        self._store.save({name: state.to_json() for name, state in self._states.items()})
+        self._stored = None
+        try:
+            self._store.save({name: state.to_json() for name, state in self._states.items()})
+        except (OSError, DiskFullError) as error:
+            # The alert may be about this disk: rather told twice, after a crash, than never.
+            _log.warning(
+                "the states of alerts cannot be stored, and are told all the same: %s", error
+            )
+        else:
+            self._stored = dict(self._states)
 
     def run(self, stopped: threading.Event, every_s: float = EVERY_S) -> None:
         """Look at once, every so often, and a last time when ``stopped`` is set; or until another run tells the alerts.
@@ -186,8 +206,23 @@ class AlertWatch:
                 self.look()
             except FencedError:
                 return
-            except (MillstreamError, OSError) as error:
+            except MillstreamError as error:
                 _log.warning("alerts could not be looked at: %s", error)
+            except Exception:  # noqa: BLE001 - a defect in one look must not end all later ones in silence
+                _log.exception("alerts could not be looked at")
             if ended:
                 return
             ended = stopped.wait(every_s)
+
+
+def _read(name: str, read: ReadFigures, readings: Readings) -> bool:
+    """Read a source; False if it failed."""
+    try:
+        read(readings)
+    except (MillstreamError, OSError) as error:
+        _log.warning("figures of %s cannot be read: %s", name, error)
+        return False
+    except Exception:  # noqa: BLE001 - a defect in one source must not hide the others
+        _log.exception("figures of %s cannot be read", name)
+        return False
+    return True

@@ -6,6 +6,7 @@ without OpenTelemetry, nothing is made.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 _PREFIX = "millstream."
+_log = logging.getLogger(__name__)
 
 
 def emit_batch_spans(
@@ -24,12 +26,26 @@ def emit_batch_spans(
 ) -> None:
     """Emit the spans of a batch that has ended, with ``error`` if it has failed.
 
+    What the program's provider raises is logged: it must not fail a batch that is committed, nor hide its error.
+
     Args:
         attributes: Of the batch's span, by their names without ``millstream.``.
     """
     tracer = _tracer()
     if tracer is None or not phases:
         return
+    try:
+        _emit(tracer, attributes, phases, error)
+    except Exception:  # noqa: BLE001 - the program's own code, such as a span processor
+        _log.exception("the spans of a batch could not be emitted")
+
+
+def _emit(
+    tracer: Tracer,
+    attributes: Mapping[str, Any],
+    phases: Sequence[BatchPhase],
+    error: BaseException | None,
+) -> None:
     from opentelemetry.trace import Status, StatusCode, set_span_in_context  # noqa: PLC0415 - an extra
 
     offset_ns = time.time_ns() - time.monotonic_ns()  # phases are in seconds of the monotonic clock

@@ -13,18 +13,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from millstream.client.open import open_reader
 from millstream.client.reader import Reader
-from millstream.errors import MillstreamError
+from millstream.errors import MillstreamError, RetriableError
 from millstream.kernels.routing import LEDGER_EXITS
 from millstream.kernels.time.watermarks import NO_WATERMARK
 from millstream.metrics.readings import Readings
 from millstream.views.commit.ledger import count_late_once
 from millstream.views.runs.control_files import active_runs
 from millstream.views.runs.failure import last_failure
+from millstream.views.schema import JOB
 from millstream.views.server.catalog import ViewCatalog
 from millstream.views.server.status import LedgerTotals
 from millstream.views.state_store.reader import StateStoreReader
@@ -35,7 +37,11 @@ _LOOKED_AT_BYTES = 64 << 10  # of the records that are unread, for the first one
 
 
 class PartitionLag(NamedTuple):
-    """What an app has still to read of a partition. ``seconds`` is None where the records cannot be read."""
+    """What an app has still to read of a partition. ``seconds`` is None where that cannot be known.
+
+    So it is where the log or the records cannot be read, or the topic ends before the app's position: then it was
+    deleted and created again, and none of it was read.
+    """
 
     topic: str
     partition: int
@@ -46,6 +52,7 @@ class PartitionLag(NamedTuple):
 @dataclass
 class _KnownApp:
     store: StateStoreReader
+    checkpoint_id: str | None
     ledger: LedgerTotals = field(default_factory=LedgerTotals)
 
 
@@ -89,14 +96,14 @@ class AppMetrics:
         """Add the figures of all apps.
 
         Raises:
-            MillstreamError: those of an app cannot be read; those of the others are added.
+            MillstreamError, OSError: those of an app, or the age of its unread records, cannot be read; the others are added.
         """
-        failures: list[MillstreamError] = []
+        failures: list[MillstreamError | OSError] = []
         for app in self._apps():
             try:
                 with self._lock:
                     self._read_app(app, readings)
-            except MillstreamError as error:
+            except (MillstreamError, OSError) as error:  # also where it is being reset
                 failures.append(error)
         if failures:
             raise failures[0]
@@ -115,27 +122,35 @@ class AppMetrics:
         return None
 
     def why_stalled(self, app: str, within_s: float) -> str | None:
-        """Return a sentence if records have waited for longer than this, and so long no batch was committed."""
+        """Return a sentence if records have waited for longer than this, and so long no batch was committed.
+
+        Of records that cannot be read, it is taken that they have.
+        """
         store = self._catalog.state_store(app)
         status = store.status(app)
         with self._lock:
             lags = list(self._lags(app, store, status))
-        waiting = max((lag.seconds or 0.0 for lag in lags), default=0.0)
+        ages = [float("inf") if lag.seconds is None else lag.seconds for lag in lags]
+        waiting = max(ages, default=0.0)
         since_s = self._wall_clock() - _seconds(status["at"]) if status else float("inf")
         if min(waiting, since_s) <= within_s:
             return None
-        return (
-            f"The oldest unread record of {app} has waited for {waiting:.0f} s, and the last batch was committed "
-            f"{since_s:.0f} s ago: more than {within_s:g} s."
-            if status
-            else f"The oldest unread record of {app} has waited for {waiting:.0f} s, and no batch was committed."
+        what = (
+            f"The oldest unread record of {app} has waited for {waiting:.0f} s"
+            if isfinite(waiting)
+            else f"Unread records of {app} cannot be read"
         )
+        if not status:
+            return f"{what}, and no batch was committed."
+        return f"{what}, and the last batch was committed {since_s:.0f} s ago: more than {within_s:g} s."
 
     def _read_app(self, app: str, readings: Readings) -> None:
         store = self._catalog.state_store(app)
         known = self._known.get(app)
-        if known is None or known.store is not store:
-            known = self._known[app] = _KnownApp(store)
+        # An app that was reset has another checkpoint, also in a database that is the same as before.
+        checkpoint_id = store.checkpoint_id(app, JOB)
+        if known is None or known.store is not store or known.checkpoint_id != checkpoint_id:
+            known = self._known[app] = _KnownApp(store, checkpoint_id)
             self.close()  # the log may be another one, too
         known.ledger.add(store.ledger(app, since=known.ledger.next_batch_id))
         status = store.status(app)
@@ -150,6 +165,12 @@ class AppMetrics:
         _add_sources(readings, reading)
         _add_steps(readings, reading)
         _add_views(readings, reading, store.newest_changes())
+        unknown = [f"{lag.topic}/{lag.partition}" for lag in lags if lag.seconds is None]
+        if unknown:
+            raise RetriableError(
+                f"how old the unread records of {app} are is not known: {', '.join(unknown[:3])} cannot be read, or "
+                "ends before what the app has read. `millstream doctor` looks at the log."
+            )
 
     def _lags(
         self, app: str, store: StateStoreReader, status: Mapping[str, Any]
@@ -166,6 +187,9 @@ class AppMetrics:
                 continue
             for number, (start, end) in enumerate(bounds):
                 at = max(start, int(position.get(topic, {}).get(str(number), 0)))
+                if at > end:
+                    yield PartitionLag(topic, number, end - start, None)
+                    continue
                 waiting_s = self._waiting_s(self._reader, topic, number, at, end)
                 yield PartitionLag(topic, number, max(0, end - at), waiting_s)
 
@@ -302,7 +326,7 @@ def _add_views(readings: Readings, reading: _AppReading, changes: Mapping[str, i
     for view, topics in topics_of_views(reading.graph).items():
         ages = [lag.seconds for lag in reading.lags if lag.topic in topics]
         known = [seconds for seconds in ages if seconds is not None]
-        if known:
+        if known and len(known) == len(ages):  # the oldest may be the one that is not known
             readings.add("view_freshness_seconds", max(known), app=reading.app, view=view)
 
 

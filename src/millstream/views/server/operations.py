@@ -49,6 +49,9 @@ class AppOperations:
                 self._batches.clear()
             since = self._batches[-1]["batch_id"] + 1 if self._batches else 0
             newest = store.batches(self._app, since=max(0, since - 1))
+            if self._batches and not _goes_on(self._batches[-1], newest):
+                self._batches.clear()  # the app was reset in a database, or computed anew: other batches
+                newest = store.batches(self._app)
             for one in with_commits(newest):
                 if self._batches and one["batch_id"] == self._batches[-1]["batch_id"]:
                     self._batches.pop()  # its commit is known now
@@ -73,6 +76,12 @@ class AppOperations:
                 if program is not None:
                     position = kept.position(self._app)
                     yield {**_version(kind, program, live), "position": position}
+
+
+def _goes_on(last: Mapping[str, Any], newest: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether batches begin with the one that was read last."""
+    names = ("batch_id", "at", "duration_ms")
+    return bool(newest) and all(newest[0][name] == last[name] for name in names)
 
 
 def _drawn(record: Mapping[str, Any]) -> dict[str, Any]:

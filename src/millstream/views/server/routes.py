@@ -114,6 +114,7 @@ class ViewRoutes:
     def __init__(self, catalog: ViewCatalog, replay: ReplayDeadLetters | None = None) -> None:
         self._catalog = catalog
         self._replay = replay
+        self._replaying = anyio.Lock()  # of two replays at a time, one would be fenced
         self._operations: dict[str, AppOperations] = {}
         self._executor = ReadExecutor()
         self.watcher = StoreWatcher(catalog, self._executor)
@@ -266,7 +267,8 @@ class ViewRoutes:
 
     async def replay(self, request: Request) -> Response:
         self._catalog.state_store(request.path_params["app"])  # there is such an app
-        return await replay_dead_letters(request, self._replay, self._executor)
+        async with self._replaying:
+            return await replay_dead_letters(request, self._replay, self._executor)
 
     async def graph(self, request: Request) -> Response:
         app = request.path_params["app"]

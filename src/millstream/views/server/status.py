@@ -71,6 +71,11 @@ class AppStatus:
         # of each batch seen: when it was committed, and the records read in all
         self._samples: deque[tuple[str, int]] = deque(maxlen=_SAMPLES)
 
+    def forget(self) -> None:
+        """Start over with the next read, as when the file of a store was replaced."""
+        with self._lock:
+            self._store = None
+
     def read(self, store: StateStoreReader) -> dict[str, Any]:
         """Return the status as it is now. The store may be another one than in the last call."""
         with self._lock:

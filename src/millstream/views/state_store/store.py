@@ -380,25 +380,40 @@ class StateStore(StateStoreReader):
             ],
         )
 
-    def amend(self, view: str, upserts: pl.DataFrame) -> None:
+    def amend(
+        self, view: str, upserts: pl.DataFrame, *, if_greatest: tuple[str, int | None] | None = None
+    ) -> bool:
         """Change rows of a view outside of its batches, for a command of the user's.
 
         One transaction, recorded in the change log under the batch that was committed last. The job
         may run meanwhile: neither undoes what the other did.
+
+        Args:
+            if_greatest: A column of integers, and the greatest of them that the caller has seen; None: it has none. If
+                that is not the greatest any more, nothing is changed.
+
+        Returns:
+            Whether the rows were changed.
 
         Raises:
             UnknownViewError: There is no such view.
             ConfigError: The rows do not fit the view.
         """
 
-        def amend(db: Database) -> None:
-            schema_of(db, view, self.store_name)
+        def amend(db: Database) -> bool:
+            schema = schema_of(db, view, self.store_name)
+            if if_greatest is not None:
+                column, seen = if_greatest
+                greatest = f'SELECT max("{column}") FROM {self._table_name(schema)}'  # noqa: S608
+                if db.execute(greatest).fetchone()[0] != seen:
+                    return False
             found = db.execute("SELECT app, job FROM _views WHERE name = ?", (view,)).fetchone()
             app, job = found[0] or "", found[1] or ""
             last = fence_value(db, "batch_id", app, job)
             self._apply(db, Fence(app, job, 0, last or 0), ViewChange(view, upserts))
+            return True
 
-        self._write(amend)
+        return self._write(amend)
 
     def put_description(self, app: str, name: str, value: Any) -> None:
         """Store a description of an app, such as its graph, as JSON; see :meth:`description`.

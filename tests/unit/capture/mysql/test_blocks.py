@@ -9,6 +9,7 @@ import struct
 from functools import partial
 
 import captured_records
+import pyarrow as pa
 import pytest
 from example_counts import some
 from hypothesis import given, settings
@@ -18,8 +19,9 @@ from millstream.capture.mysql import cells as cells_module
 from millstream.capture.mysql.cells import row_blocks, row_runs
 from millstream.capture.mysql.decoder import RowsEvent, Statement
 from millstream.capture.mysql.row_images import RowChange
-from millstream.capture.mysql.table_map import read_table_map
-from millstream.capture.mysql.table_schema import fixed_binary_renderer
+from millstream.capture.mysql.snapshot import BinlogPosition, SnapshotChunk
+from millstream.capture.mysql.table_map import is_logged_as, read_table_map
+from millstream.capture.mysql.table_schema import SchemaColumn, TableSchema, fixed_binary_renderer
 from millstream.capture.units import RowBlock, TableChange
 from millstream.errors import ConfigError
 
@@ -374,3 +376,41 @@ def test_few_rows_are_not_a_block(monkeypatch, count):
     assert (blocks is not None) == (count >= cells_module.BLOCK_ROWS_MIN)
     if blocks is not None:
         assert all(isinstance(block, RowBlock) for block in blocks)
+
+
+# ── snapshots ───────────────────────────────────────────────────────────────────────────────
+
+
+def chunk(rows, size):
+    text = SchemaColumn("x", "longtext", "longtext", True, "utf8mb4", "utf8mb4_bin", 0, None)
+    key = SchemaColumn("id", "int", "int(11)", False, None, None, 0, None)
+    schema = TableSchema("shop", "t", (key, text), ("id",))
+    selected = [(str(place), b"x" * size, str(place)) for place in range(rows)]
+    return SnapshotChunk(schema, BinlogPosition.of("binlog.1", 4), selected, None)
+
+
+def test_a_chunk_is_in_memory_as_json_a_part_at_a_time():
+    found = list(chunk(4500, 1).contents())
+    assert [len(block.rows) for block in found] == [2000, 2000, 500]
+    assert [change for block in found for change in block.changes()] == [
+        TableChange("shop", "t", "r", ("id",), None, row) for row in chunk(4500, 1).rows()
+    ]
+    large = chunk(20, 1 << 20)
+    assert [change.after["id"] for change in large.contents()] == list(range(20))
+
+
+def test_texts_that_are_no_one_array_are_read_one_by_one(monkeypatch):
+    """An array of Arrow holds 2 GiB; a list with more becomes several."""
+
+    def divided(values, kind=None):
+        found = made(values, kind)
+        return pa.chunked_array([found[:1], found[1:]]) if kind == pa.binary() else found
+
+    made = pa.array
+    monkeypatch.setattr(pa, "array", divided)
+    assert [change.after["id"] for change in chunk(20, 1).contents()] == list(range(20))
+
+
+@pytest.mark.parametrize("declared", ["enum('a)','unsigned')", "set('x) unsigned')"])
+def test_a_label_says_nothing_of_a_sign(declared):
+    assert is_logged_as(declared, declared.partition("(")[0])

@@ -171,6 +171,67 @@ def test_a_row_that_is_replaced_has_defaults_that_are_not_logged(
     assert plainly_replayed(replica) == sorted(database.run("SELECT * FROM t"))
 
 
+REPLACED = [
+    ("id INT PRIMARY KEY, y INT, b TEXT", "REPLACE INTO t (id, y) VALUES (3, 9)"),
+    ("id INT PRIMARY KEY, y INT, b TEXT NOT NULL", "REPLACE INTO t (id, y) VALUES (3, 9)"),
+    ("y INT, b INT DEFAULT 0, id INT, PRIMARY KEY (y, b)", "REPLACE INTO t (y) VALUES (3)"),
+    ("id INT PRIMARY KEY DEFAULT 3, y INT, b INT DEFAULT 5", "REPLACE INTO t () VALUES ()"),
+    ("id INT PRIMARY KEY DEFAULT 7, y INT UNIQUE, b INT", "REPLACE INTO t (y) VALUES (0)"),
+    ("y INT PRIMARY KEY, id INT, b INT", "REPLACE INTO t (id) VALUES (9)"),
+]
+
+
+@pytest.mark.parametrize("image", ["NOBLOB", "MINIMAL"])
+@pytest.mark.parametrize(("columns", "statement"), REPLACED)
+def test_what_a_replace_does_not_name_is_in_no_log(database, replica, columns, statement, image):
+    key = re.search(r"PRIMARY KEY \((.*?)\)|(\w+) INT PRIMARY KEY", columns)
+    key = (key[1] or key[2]).split(", ")
+    old = {"id": 3, "y": 3 if len(key) > 1 else 0, "b": 0}
+    database.run(
+        f"CREATE TABLE t ({columns})",
+        f"INSERT INTO t (id, y, b) VALUES ({', '.join(map(str, old.values()))})",
+    )
+    replica.follow(database.source(), now)
+    database.run("SET sql_mode = ''", f"SET SESSION binlog_row_image = {image}", statement)
+    replica.follow(database.source(), now)
+    rows = {}
+    for change in replica.changes():
+        before = {}
+        if change.op in "ud":
+            before = rows.pop(tuple((change.before or change.after)[name] for name in key))
+        if change.after is not None:
+            row = {**before, **change.after} if change.op == "u" else change.after
+            rows[tuple(row[name] for name in key)] = row
+    found = database.run("SELECT id, y, b FROM t")
+    assert [(row["id"], row["y"], row["b"]) for row in rows.values()] == list(found)
+
+
+def test_defaults_of_letters_that_the_server_does_not_show_are_read(database, replica):
+    columns = "x VARCHAR(9) DEFAULT '\U0001f600', y ENUM('a', '\U0001f600') DEFAULT '\U0001f600'"
+    database.run(f"CREATE TABLE t (id INT PRIMARY KEY, {columns})")
+    replica.follow(database.source(), now)
+    database.run(MINIMAL, "INSERT INTO t (id) VALUES (1)")
+    replica.follow(database.source(), now)
+    assert replica.rows("t") == [{"id": 1, "x": "\U0001f600", "y": "\U0001f600"}]
+
+
+def test_an_insertion_that_an_alter_may_have_followed_is_read(database, replica):
+    database.run(*PLAIN)
+    replica.follow(database.source(), now)
+    database.run(
+        MINIMAL,
+        "INSERT INTO t (id, y) VALUES (1, 1)",
+        "ALTER TABLE t ALTER COLUMN x SET DEFAULT 6",
+        "INSERT INTO t (id, y) VALUES (2, 2)",
+        "INSERT INTO t (id, y) VALUES (3, 3)",
+    )
+    replica.follow(database.source(), now)
+    operations = [(change.op, change.after["id"]) for change in replica.changes()]
+    # Only the last one ends where the defaults were read: no ALTER was between.
+    assert operations == [("c", 3), ("r", 1), ("r", 2), ("r", 3)]
+    assert plainly_replayed(replica) == sorted(database.run("SELECT * FROM t"))
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_snapshot_that_is_killed_again_and_again_is_the_table(database, replica, seed):
     dice = random.Random(seed)

@@ -1,6 +1,7 @@
 """The stages of a job between its batches: state moves with the commit of the state store, and only with it."""
 
 import itertools
+import json
 import os
 import random
 import shutil
@@ -137,11 +138,23 @@ def test_state_goes_on_in_the_next_run_and_objects_that_nothing_names_are_gone(
         assert objects(folder, place_of(folder)) == outcome(folder)[1]
 
 
+def contents(rows):
+    """Return the frames of rows; of reports without for how long steps have worked."""
+    frames = [bytes(row.frame) for row in rows]
+    reports = [json.loads(frame) if frame.startswith(b"{") else frame for frame in frames]
+    return [
+        {name: value for name, value in one.items() if name != "worked_ms"}
+        if isinstance(one, dict)
+        else one
+        for one in reports
+    ]
+
+
 def test_what_was_not_committed_is_as_if_it_had_not_been(plan, batches, tmp_path):
     stages = StageExecutor(plan, tmp_path, 1, FrameFiles(None), 2, None, {})
     first = stages.run(0, batches[0])
     again = stages.run(0, batches[0])
-    assert [row.frame for row in first[0]] == [row.frame for row in again[0]]
+    assert contents(first[0]) == contents(again[0])
     assert first[1].keys() == again[1].keys()
     assert stages.manifests == {}
 

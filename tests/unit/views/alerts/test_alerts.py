@@ -185,7 +185,7 @@ def test_a_target_that_is_away_holds_no_other_one_up_and_is_not_asked_at_each_lo
     assert not away.messages  # within its wait
     world.now_s += 5
     world.look()
-    assert [one.id for one in away.messages] == ["shop/behind/1/firing"]
+    assert [one.id for one in away.messages] == ["shop/behind/0/1/firing"]
     assert len(sound.messages) == 1
 
 
@@ -302,6 +302,12 @@ def readings_of(count):
         ("a", "app_late_events_total", {"above": 1}, 'over="10 minutes"'),
         ("a", "source_lag_seconds", {"above": 1, "tell": ()}, "told to nobody"),
         ("a", "source_lag_seconds", {"above": 1, "held": "soon"}, "held"),
+        ("a", "source_lag_seconds", {"above": "300"}, "finite number"),
+        ("a", "source_lag_seconds", {"above": float("nan")}, "finite number"),
+        ("a", "source_lag_seconds", {"above": True}, "finite number"),
+        ("a", "source_lag_seconds", {"above": 1, "over": "0 seconds"}, "time of the change"),
+        ("a", "source_lag_seconds", {"above": 1, "tell": "chat"}, "tell_webhook"),
+        ("a", "source_lag_seconds", {"above": 1, "tell": (Told(), Told())}, "one place"),
     ],
 )
 def test_a_rule_that_cannot_be_is_refused(name, metric, options, said):
@@ -327,7 +333,7 @@ def test_states_in_a_file_are_there_for_the_next_process(tmp_path):
     fast = rule(target, held="0 seconds", repeat=None)
     for _ in range(2):
         AlertWatch("shop", [fast], {"f": many}, AlertFile(tmp_path / "alerts.json")).look()
-    assert [one.id for one in target.messages] == ["shop/behind/1/firing"]
+    assert [one.id.split("/")[3:] for one in target.messages] == [["1", "firing"]]
 
 
 def test_a_file_that_has_no_states_is_refused(tmp_path):
@@ -382,6 +388,140 @@ def test_what_cannot_be_told_for_too_long_is_given_up_and_logged(caplog):
         series = [Series("partition=0", LIMIT + 1.0 - number % 2)]
         state = Evaluation(fast, "shop", float(number)).next_state(state, series)
     assert len(state.notices) == NOTICES_MAX
-    assert state.notices[-1].id == "shop/behind/60/resolved"
+    assert state.notices[-1].id == "shop/behind/118000/60/resolved"
     given_up = [record for record in caplog.records if "given up" in record.getMessage()]
     assert len(given_up) == 120 - NOTICES_MAX
+
+
+# What goes wrong beside the figures.
+
+
+class Figures:
+    """Figures of two apps, of which some cannot be read."""
+
+    def __init__(self, metric="source_lag_seconds", **labels):
+        self.metric, self.labels, self.values = metric, labels, {}
+
+    def read(self, readings):
+        for app, value in self.values.items():
+            if value is not None:
+                readings.add(self.metric, value, app=app, **self.labels)
+        if None in self.values.values():
+            raise CommandRejectedError("those of one app cannot be read")
+
+
+def lags():
+    return Figures(topic="t", partition=0)
+
+
+def test_an_alert_of_an_app_whose_figures_are_missing_does_not_resolve_by_those_of_another():
+    target, figures = Told(), lags()
+    watch = AlertWatch("logs", [rule(target, held="0 seconds")], {"f": figures.read}, Kept())
+    kinds = []
+    for values in ({"a": 99, "b": 0}, {"a": None, "b": 0}, {"a": 99, "b": 0}, {"a": 1, "b": None}):
+        figures.values = values
+        watch.look()
+        kinds.append([one.kind for one in target.messages])
+    assert kinds == [["firing"]] * 3 + [["firing", "resolved"]]
+
+
+def test_what_a_counter_counts_while_it_cannot_be_read_is_told():
+    target, figures = Told(), Figures("step_exit_rows_total", step="s", exit="dead")
+    counted = ms.alert("dead", "step_exit_rows_total", over="10 minutes", above=0, tell=target)
+    watch = AlertWatch("logs", [counted], {"f": figures.read}, Kept())
+    for values in ({"a": 5, "b": 0}, {"a": None, "b": 0}, {"a": 7, "b": 0}):
+        figures.values = values
+        watch.look()
+    assert [one.kind for one in target.messages] == ["firing"]
+
+
+def test_a_target_that_is_away_holds_the_repeats_of_no_other_one_up():
+    away, sound = Told("away"), Told("sound")
+    world = World(away, sound, held="0 seconds")
+    world.value = LIMIT + 1
+    for _ in range(3):
+        away.next = "away"
+        world.look()
+        world.now_s += REPEAT_S
+    assert [one.kind for one in sound.messages] == ["firing", "repeat", "repeat"]
+
+
+def test_a_target_that_is_added_while_an_alert_fires_is_told_of_it():
+    first, added, kept = Told("first"), Told("added"), Kept()
+    once = {"held": "0 seconds", "repeat": None}
+    AlertWatch("shop", [rule(first, **once)], {"f": many}, kept).look()
+    for _ in range(2):
+        AlertWatch("shop", [rule(first, added, **once)], {"f": many}, kept).look()
+    assert [one.kind for one in first.messages] == ["firing"]
+    assert [one.kind for one in added.messages] == ["repeat"]
+
+
+def test_an_alert_has_another_id_after_a_reset():
+    target = Told()
+    for now_s in (1.0, 2.0):
+        fast = rule(target, held="0 seconds")
+        watch = AlertWatch("shop", [fast], {"f": many}, Kept(), wall_clock=lambda at=now_s: at)
+        watch.look()
+    assert len({one.id for one in target.messages}) == 2
+
+
+def test_an_error_of_any_kind_ends_neither_the_looks_nor_the_telling_of_others(caplog):
+    class Broken(Told):
+        def send(self, message):
+            raise ValueError("with a secret")
+
+    def defect(_):
+        raise KeyError("at")
+
+    broken, sound = Broken("broken"), Told("sound")
+    world = World(broken, sound, held="0 seconds", repeat=None)
+    watch = AlertWatch("shop", [world.rule], {"defect": defect, "f": many}, Kept())
+    watch.look()
+    assert [one.kind for one in sound.messages] == ["firing"]
+    assert watch.unread == ["defect"]
+    assert "secret" not in caplog.text
+
+
+def test_a_notice_is_told_though_the_disk_is_full_and_is_stored_when_it_is_not():
+    target, kept = Told(), Kept()
+    watch = AlertWatch("log", [rule(target, held="0 seconds")], {"f": many}, kept)
+    kept.save = lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    watch.look()
+    assert [one.kind for one in target.messages] == ["firing"]
+    del kept.save
+    watch.look()
+    assert kept.states["behind"]["firing"]
+    assert len(target.messages) == 1
+
+
+def test_nothing_is_told_at_the_next_look_that_could_not_be_stored_at_the_last():
+    target, kept = Told(), Kept()
+    watch = AlertWatch("shop", [rule(target, held="0 seconds")], {"f": many}, kept)
+    kept.save = lambda _: (_ for _ in ()).throw(RetriableError("the database is away"))
+    for _ in range(2):
+        with pytest.raises(RetriableError):
+            watch.look()
+    assert not target.messages
+
+
+def test_a_clock_that_was_set_back_holds_nothing_up():
+    target = Told()
+    world = World(target, repeat=None)
+    world.now_s, world.value, target.next = 1e6, LIMIT + 1, "away"
+    world.look()
+    for now_s in (1000.0, 1000.0 + HELD_S):
+        world.now_s = now_s
+        world.look()
+    world.now_s += 5.0
+    world.look()
+    assert [one.at_s for one in target.messages] == [1000.0 + HELD_S]
+
+
+def test_samples_of_another_metric_are_not_compared_with():
+    target, kept = Told(), Kept()
+    for metric, value in (("source_lag_records", 5), ("source_lag_seconds", 500)):
+        figures = Figures(metric, topic="t", partition=0)
+        figures.values = {"a": value}
+        chosen = ms.alert("grows", metric, over="1 hour", above=100, tell=target)
+        AlertWatch("shop", [chosen], {"f": figures.read}, kept).look()
+    assert not target.messages

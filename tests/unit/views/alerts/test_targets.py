@@ -7,6 +7,7 @@ import json
 import socket
 import sys
 import threading
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -16,7 +17,7 @@ import millstream as ms
 from millstream.cli.main import run
 from millstream.errors import ConfigError, RetriableError
 from millstream.views.alerts.rules_file import read_rules
-from millstream.views.alerts.targets import AlertMessage
+from millstream.views.alerts.targets import AlertMessage, CommandTarget
 
 MESSAGE = AlertMessage("shop/behind/1/firing", "firing", "behind", "shop", "Behind: 400 s é", 0.0)
 AS_JSON = {
@@ -59,6 +60,25 @@ def test_a_webhook_that_refuses_has_not_been_told(status):
         ms.tell_webhook(receiver.url).send(MESSAGE)
 
 
+def test_a_webhook_that_redirects_has_not_been_told_and_its_headers_go_nowhere_else():
+    with receiving() as other:
+        moved = 302, {"Location": other.url}
+        with receiving(lambda _: moved) as receiver, pytest.raises(RetriableError, match="302"):
+            ms.tell_webhook(receiver.url, headers={"Authorization": "Bearer x"}).send(MESSAGE)
+    assert not other.requests
+
+
+def test_two_targets_that_look_alike_are_two_and_none_shows_its_path():
+    pairs = [
+        (ms.tell_webhook("http://h:1/x"), ms.tell_webhook("http://h:2/x")),
+        (ms.tell_webhook("http://h/secret?a"), ms.tell_webhook("http://h/secret?b")),
+        (ms.tell_command("page", "--team=secret"), ms.tell_command("page", "--team=b")),
+    ]
+    for one, other in pairs:
+        assert one.name != other.name
+        assert "secret" not in one.name + other.name
+
+
 def test_a_webhook_that_is_not_there_has_not_been_told():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
@@ -69,7 +89,8 @@ def test_a_webhook_that_is_not_there_has_not_been_told():
 class SmtpServer:
     """Takes mail as RFC 5321 says: each command has its reply, and data end with a dot."""
 
-    def __init__(self, *, refuses=False):
+    def __init__(self, *, refuses=False, once=None):
+        self.once = dict(once or {})  # address → the reply that it gets once
         self.refuses, self.mails, self.recipients = refuses, [], []
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
@@ -95,7 +116,8 @@ class SmtpServer:
             word = line.split()[0].upper()
             if word == "RCPT":
                 self.recipients.append(line)
-                reply("550 no such user" if self.refuses else "250 ok")
+                said = self.once.pop(line.partition("<")[2].partition(">")[0], None)
+                reply("550 no such user" if self.refuses else said or "250 ok")
             elif word == "DATA":
                 reply("354 go on")
                 lines = list(iter(stream.readline, b".\r\n"))
@@ -129,6 +151,17 @@ def test_an_email_has_the_alert_and_an_id_that_is_the_same_again():
     assert len(server.recipients) == 4
 
 
+def test_an_email_goes_again_to_who_was_refused_for_now_alone(caplog):
+    with SmtpServer(once={"b@x": "451 later", "c@x": "550 unknown"}) as server:
+        target = ms.tell_email(["a@x", "b@x", "c@x"], server=server.address)
+        with pytest.raises(RetriableError, match="not sent to b@x"):
+            target.send(MESSAGE)
+        target.send(MESSAGE)
+    again = [line.partition("<")[2].partition(">")[0] for line in server.recipients[3:]]
+    assert again == ["b@x"]
+    assert "is not told to c@x: 550 unknown" in caplog.text
+
+
 def test_an_email_that_is_refused_has_not_been_told():
     with SmtpServer(refuses=True) as server, pytest.raises(RetriableError, match="was not sent"):
         ms.tell_email("a@example.com", server=server.address).send(MESSAGE)
@@ -145,6 +178,21 @@ def test_a_program_gets_the_alert(tmp_path):
     assert identity.decode() == MESSAGE.id
 
 
+def test_a_program_has_ended_although_what_it_left_behind_has_not():
+    told = ms.tell_command("/bin/sh", "-c", "sleep 2 & exit 0")
+    began_s = time.monotonic()
+    told.send(MESSAGE)
+    assert time.monotonic() - began_s < 1.5
+
+
+def test_a_program_whose_time_is_over_is_ended_with_what_it_started(tmp_path):
+    child = f"(sleep 0.6; touch {tmp_path / 'late'}) & wait"
+    with pytest.raises(RetriableError, match="timed out"):
+        CommandTarget(("/bin/sh", "-c", child), timeout_s=0.2).send(MESSAGE)
+    time.sleep(0.6)
+    assert not (tmp_path / "late").exists()
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [((sys.executable, "-c", "exit('no')"), "ended with 1: no"), (("/no/such",), "did not run")],
@@ -159,6 +207,11 @@ def test_a_program_that_fails_has_not_been_told(command, said):
     [
         lambda: ms.tell_webhook("ftp://host/x"),
         lambda: ms.tell_webhook("https://me:secret@host/x"),
+        lambda: ms.tell_webhook("https://host:http/x"),
+        lambda: ms.tell_webhook("https://host/a b"),
+        lambda: ms.tell_webhook("https://host/x", headers={"Authorization": "Bearer secret\n"}),
+        lambda: ms.tell_webhook("https://host/x", headers={"Authorization": "secret\u20ac"}),
+        lambda: ms.tell_webhook("https://host/x", headers={"A b": "secret"}),
         lambda: ms.tell_email("ops", server="h:25"),
         lambda: ms.tell_email("ops@example.com\nBcc: x@y", server="h:25"),
         lambda: ms.tell_email("ops@example.com", server="host"),
@@ -188,7 +241,7 @@ tell = ["here"]
 
 
 def test_the_command_tells_what_is_wrong_once_and_when_it_is_over(tmp_path, capsys):
-    ms.connect(tmp_path / "data").close()
+    (tmp_path / "data").mkdir()
     rules = tmp_path / "rules.toml"
     command = ["alert", str(rules), "--log", str(tmp_path / "data"), "--once"]
     with receiving() as receiver:
@@ -200,7 +253,17 @@ def test_the_command_tells_what_is_wrong_once_and_when_it_is_over(tmp_path, caps
         assert run(command) == 0
     told = [json.loads(one["body"]) for one in receiver.requests]
     assert [one["kind"] for one in told] == ["firing", "resolved"]
-    assert [one["id"] for one in told] == ["data/disk/1/firing", "data/disk/1/resolved"]
+    (first, *_, firing), (second, *_, resolved) = ([*one["id"].split("/")] for one in told)
+    assert (first, firing, second, resolved) == ("data", "firing", "data", "resolved")
+    assert told[0]["id"].rpartition("/")[0] == told[1]["id"].rpartition("/")[0]
+
+
+def test_the_command_says_that_there_is_no_log_and_makes_none(tmp_path, capsys):
+    (tmp_path / "rules.toml").write_text(RULES.format(url="http://h/", limit="above = 0"))
+    command = ["alert", str(tmp_path / "rules.toml"), "--log", str(tmp_path / "typo"), "--once"]
+    assert run(command) == 2
+    assert "There is no folder" in capsys.readouterr().err
+    assert not (tmp_path / "typo").exists()
 
 
 @pytest.mark.parametrize(
@@ -215,6 +278,12 @@ def test_the_command_tells_what_is_wrong_once_and_when_it_is_over(tmp_path, caps
         ("tell = 3", "Give a table"),
         ("[[rule]]\nname='a'\nmetric='log_bytes'\nabove=1\ntell='b'\n[tell.a]\ncommand='x'", "'b'"),
         ("[tell", "cannot be read"),
+        ("[[rule]]\nname='a'\nmetric='log_bytes'\nabove=1\ntell=5", "Give names"),
+        ("[[rule]]\nname='a'\nmetric='log_bytes'\nabove=1\ntell=[['b']]", "none of .tell"),
+        (
+            "[[rule]]\nname='a'\nmetric='broker_log_writable'\nbelow=1\ntell='b'\n[tell.b]\ncommand='x'",
+            "`millstream alert` cannot",
+        ),
     ],
 )
 def test_a_file_of_rules_that_cannot_be_is_refused(tmp_path, text, said):

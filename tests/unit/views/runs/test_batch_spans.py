@@ -55,6 +55,16 @@ def seconds(span):
     return (span.end_time - span.start_time) / 1e9
 
 
+def test_a_provider_that_fails_fails_no_batch_and_hides_no_error(monkeypatch, caplog):
+    class Broken:
+        def start_span(self, *_args, **_named):
+            raise ValueError("of the program's own")
+
+    monkeypatch.setattr(batch_spans, "_tracer", Broken)
+    emit_batch_spans({"app": "shop"}, timed().phases, RuntimeError("the batch's"))
+    assert "could not be emitted" in caplog.text
+
+
 def test_a_batch_is_a_span_with_a_child_for_each_phase(spans):
     emit_batch_spans({"app": "shop", "batch_id": 3}, timed().phases)
     *children, batch = spans()

@@ -106,6 +106,21 @@ def test_one_app_that_cannot_be_read_does_not_hide_the_others(ads, metrics_at, m
     assert found["millstream_app_batches_total", "app=ads"] == 1
 
 
+def test_one_app_that_is_removed_meanwhile_does_not_hide_the_others(ads, metrics_at, monkeypatch):
+    ads.commit((0, 7, 1, 0, "1.00"))
+    metrics = metrics_at(0)
+    store_of = metrics._catalog.state_store
+
+    def state_store(app):
+        if app == "removed":
+            raise FileNotFoundError(app)
+        return store_of(app)
+
+    monkeypatch.setattr(metrics._catalog, "state_store", state_store)
+    monkeypatch.setattr(metrics, "_apps", lambda: ["removed", "ads"])
+    assert of(metrics)["millstream_app_batches_total", "app=ads"] == 1
+
+
 def test_records_that_cannot_be_read_have_no_age_and_still_a_number(ads, metrics_at, monkeypatch):
     ads.commit((0, 7, 1, 0, "1.00"), unread=3)
     metrics = metrics_at(0)
@@ -119,6 +134,39 @@ def test_records_that_cannot_be_read_have_no_age_and_still_a_number(ads, metrics
     labels = "app=ads", "partition=0", "topic=ad-events"
     assert found["millstream_source_lag_records", *labels] == 3
     assert ("millstream_source_lag_seconds", *labels) not in found
+    # The other partition has no unread records: its 0 is not the age of the oldest one.
+    assert ("millstream_view_freshness_seconds", "app=ads", "view=ad_ctr") not in found
+    assert found["millstream_metrics_failed", "source=apps"] == 1
+    monkeypatch.setattr(metrics, "_wall_clock", lambda: time.time() + HOUR_S)
+    assert "cannot be read" in metrics.why_stalled("ads", 60.0)
+
+
+def test_a_topic_that_was_made_anew_is_not_one_that_is_read_to_its_end(ads, metrics_at):
+    ads.commit((0, 7, 3, 1, "1.00"))
+    ads._producer.close()
+    with closing(ms.connect(ads.log)) as log:
+        log.delete_topic("ad-events")
+        log.create_topic("ad-events", partitions=2)
+        with log.producer() as producer:
+            producer.send("ad-events", {}, partition=0)
+    found = of(metrics_at(0))
+    assert found["millstream_source_lag_records", "app=ads", "partition=0", "topic=ad-events"] == 1
+    assert found["millstream_metrics_failed", "source=apps"] == 1
+
+
+def test_counters_begin_again_when_an_app_is_reset_in_the_same_database(
+    ads, metrics_at, monkeypatch
+):
+    ads.commit((0, 7, 2, 0, "1.00"))
+    ads.commit((1, 7, 3, 0, "1.00"))
+    metrics = metrics_at(0)
+    of(metrics)
+    store = metrics._catalog.state_store("ads")
+    lines = [line for line in store.ledger("ads") if line["batch_id"] == 0]
+    monkeypatch.setattr(store, "checkpoint_id", lambda *_: "two")
+    monkeypatch.setattr(store, "ledger", lambda _app, since: lines[: None if since == 0 else 0])
+    found = of(metrics)
+    assert found["millstream_step_read_rows_total", "app=ads", f"step={STEP}"] == 2
 
 
 def test_the_server_is_alive_and_ready(ads, server):

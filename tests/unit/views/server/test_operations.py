@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 
 import pytest
@@ -78,6 +82,34 @@ def test_load_batches_and_dead_letters_are_those_of_the_store(ads, url):
     ads.commit(row(3))
     again = get(url, "/apps/ads/operate")["batches"]
     assert [one["phases_ms"]["commit"] for one in again] == [12.0, 12.0, 0]
+
+
+def test_batches_that_are_gone_are_not_shown_any_more(ads):
+    shown = operations.AppOperations("ads", ads.app.folder)
+    ads.commit(row(0))
+    ads.commit(row(1))
+    assert len(shown.read(ads.state_store)["batches"]) == 2
+    with closing(sqlite3.connect(ads.app.folder / "views.db")) as db, db:
+        db.execute("DELETE FROM _batches WHERE batch_id > 0")
+    assert [one["last_batch_id"] for one in shown.read(ads.state_store)["batches"]] == [0]
+
+
+def test_requests_at_a_time_are_served_one_after_the_other(ads):
+    ads.commit(row(0))
+    inside = []
+
+    def replay(app, records, *, late_ok):
+        inside.append(records)
+        time.sleep(0.1)
+        return {"at_once": len(inside) - bool(inside.pop())}
+
+    with (
+        serve(ads.log, listen="127.0.0.1:0", replay=replay) as serving,
+        ThreadPoolExecutor() as threads,
+    ):
+        bodies = [{"records": [f"ad-events/0/{offset}"]} for offset in range(3)]
+        found = list(threads.map(partial(post, serving.url.rstrip("/")), bodies))
+    assert found == [(200, {"at_once": 0})] * 3
 
 
 def test_many_batches_are_means_and_sums(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import json
+import shutil
 from decimal import Decimal
 
 import polars as pl
@@ -27,7 +28,11 @@ from millstream.log.files import DiskFiles
 from millstream.testing.disk import SimulatedCrash
 from millstream.views.schema import Fence
 from millstream.views.sink import RunStart, SinkBatch
-from millstream.views.sinks.dataset import REPLACED_FILES_RETENTION_MS, DatasetSink
+from millstream.views.sinks.dataset import (
+    REPLACED_FILES_RETENTION_MS,
+    DatasetSink,
+    delete_dataset,
+)
 from millstream.views.sinks.dataset_manifest import FILE, DataFile, read_manifest
 from millstream.views.sinks.dataset_merge import TIERS, files_to_merge
 
@@ -323,6 +328,25 @@ def test_what_is_no_dataset_or_anothers_or_declared_otherwise_is_refused(tmp_pat
         other.begin_run(RunStart("other", "main", 1, "two"))
     with pytest.raises(ConfigError, match=r"no dataset in .*nowhere"):
         ms.dataset(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("partition_by", [(), ("n",)])
+def test_a_dataset_or_a_copy_inside_the_folder_is_not_swept_and_not_deleted(tmp_path, partition_by):
+    out = tmp_path / "out"
+    job = Job(out, NUMBERS, partition_by)
+    job.commit(numbers(1, 2))
+    shutil.copytree(out, tmp_path / "copy")
+    (tmp_path / "copy").rename(out / "copy")
+    Job(out / "inner", NUMBERS).commit(numbers(3))
+    Job(out / "inner" / "deep", NUMBERS, ("n",)).commit(numbers(4))
+    Job(out, NUMBERS, partition_by, run=2)
+    assert rows(out) == [(1,), (2,)]
+    delete_dataset(str(out), job.target.identity)
+    assert [rows(out / name) for name in ("copy", "inner", "inner/deep")] == [
+        [(1,), (2,)],
+        [(3,)],
+        [(4,)],
+    ]
 
 
 def test_a_manifest_of_the_version_before_is_read_and_its_files_are_merged(tmp_path):

@@ -10,7 +10,7 @@ from example_counts import steps_to_die_at
 from s3_server import SECRET, Fault
 
 import millstream as ms
-from millstream.errors import ConfigError, CorruptionError, FencedError
+from millstream.errors import ConfigError, CorruptionError, FencedError, RetriableError
 from millstream.kernels.frames import DIFF
 from millstream.kernels.plan import DatasetSinkSpec, SinkPlan
 from millstream.object_store.client import ObjectClient
@@ -269,6 +269,48 @@ def test_what_tasks_put_after_their_dataset_was_deleted_is_removed_by_runs_of_th
     Job(s3_url, run=2, checkpoint="three")
     assert not objects(s3_url) & {*staged}
     assert (held(s3_url), held(f"{s3_url}/below")) == ([3], [1])
+
+
+def test_a_copy_below_its_own_url_is_not_swept_and_not_deleted(s3_url):
+    job, client = Job(s3_url), ObjectClient(s3_url)
+    job.commit(numbers(1, 2))
+    for name in objects(s3_url):
+        client.put(f"copy/{name}", memoryview(client.get(name).to_pybytes()))
+    Job(s3_url, run=2)
+    assert held(f"{s3_url}/copy") == [1, 2]
+    delete_dataset(s3_url, job.sink.identity)
+    Job(s3_url, checkpoint="two")
+    assert held(f"{s3_url}/copy") == [1, 2]
+
+
+def test_a_run_that_sleeps_before_its_sweep_removes_nothing_of_one_that_starts_over(
+    s3_url, monkeypatch
+):
+    files = UrlPlace.files
+
+    def late(place, manifest, before_run=None):
+        monkeypatch.setattr(UrlPlace, "files", files)
+        Job(s3_url, run=1, checkpoint="two").commit(numbers(3))
+        return files(place, manifest, before_run)
+
+    monkeypatch.setattr(UrlPlace, "files", late)
+    Job(s3_url, run=7)
+    assert held(s3_url) == [3]
+
+
+def test_a_run_that_begins_while_its_dataset_is_deleted_keeps_what_it_commits(s3_url, monkeypatch):
+    job, write = Job(s3_url), UrlPlace.write
+    job.commit(numbers(1))
+
+    def then_a_run(place, manifest):
+        monkeypatch.setattr(UrlPlace, "write", write)
+        write(place, manifest)
+        Job(s3_url, run=2, checkpoint="two").commit(numbers(5))
+
+    monkeypatch.setattr(UrlPlace, "write", then_a_run)
+    with pytest.raises(RetriableError, match="written to by a run"):
+        delete_dataset(s3_url, job.sink.identity)
+    assert held(s3_url) == [5]
 
 
 def test_a_url_whose_dataset_an_earlier_version_deleted_can_be_used_again(s3_url):
