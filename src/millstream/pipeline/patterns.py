@@ -154,10 +154,19 @@ class _Declared:
         for what, condition in self.conditions:
             hidden = hidden_columns(what, [condition], self.columns, self.steps)
             dtype = type_of(condition, {**self.columns, **hidden}, what)
+            _require_one_value(what, condition, {**self.columns, **hidden})
             if dtype != pl.Boolean:
                 raise ConfigError(
                     f'{what} is of type {dtype}. Give a condition, such as pl.col("type") == "pay".'
                 )
+
+
+def _require_one_value(what: str, expression: pl.Expr, columns: ColumnTypes) -> None:
+    made = pl.DataFrame(schema=columns).select(expression).width
+    if made != 1:
+        raise ConfigError(
+            f"{what} is {expression}, which is {made} columns. Make one of them: pl.all_horizontal(…) or pl.any_horizontal(…)."
+        )
 
 
 def hidden_columns(
@@ -305,6 +314,11 @@ def _measures(
 
 
 def _check_measure(what: str, expression: pl.Expr, own: ColumnTypes, columns: ColumnTypes) -> None:
+    if expression.meta.has_multiple_outputs():
+        raise ConfigError(
+            f"{what} is {expression}, which names columns by a pattern. Name each: ms.matched(…) rows, the by columns, "
+            f"{MATCH_START!r} and {MATCH_END!r}."
+        )
     for name in expression.meta.root_names():
         if name in columns and name not in own and Matched.of(name) is None:
             raise ConfigError(

@@ -58,5 +58,9 @@ def _compiled() -> Callable[..., None]:
         for function in vars(module).values():
             if isinstance(function, FunctionType) and function.__module__ == module.__name__:
                 extending.register_jitable(function)
-    compiled: Callable[..., None] = numba.njit(cache=True)(matcher.match_keys)
+    compiled: Callable[..., None]
+    try:
+        compiled = numba.njit(cache=True)(matcher.match_keys)
+    except RuntimeError:  # no folder to keep it in can be written to: each process compiles it
+        compiled = numba.njit(matcher.match_keys)
     return compiled

@@ -16,6 +16,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import reduce
 from typing import Literal, get_args
 
@@ -67,6 +68,11 @@ class Matched:
         if self.aggregate == "list":
             return pl.List(own)
         number = own.is_integer() or own.is_float()
+        if self.aggregate in ("min", "max") and own.is_nested():
+            raise ConfigError(
+                f"The {self.aggregate} of {self.column!r} is asked for, which is a {own}: such values have no order. Give a "
+                "column of single values, or ask for the list()."
+            )
         if self.aggregate in ("sum", "mean") and not number:
             raise ConfigError(
                 f"The {self.aggregate} of {self.column!r} is asked for, which is a {own}. Give a column of numbers, or cast it."
@@ -269,7 +275,7 @@ class _Program:
         return kind
 
     def _matched(self, matched: Matched) -> Kind:
-        """Load an aggregate; a mean is a sum divided by the number of values."""
+        """Load an aggregate; a mean is a total divided by the number of values."""
         state = self.conditions.states[matched.step]
         if matched.aggregate == "count":
             self._load(tables.ROWS, state, -1, is_float=False)
@@ -283,7 +289,7 @@ class _Program:
             raise self._refused(column, f" {matched.column!r} is a {source}.")
         if matched.aggregate == "mean":
             value = self.conditions.value(_as_float(matched.column), "float")
-            self._load(tables.SUM, state, value, is_float=True)
+            self._load(tables.TOTAL, state, value, is_float=True)
             self._load(tables.VALUES, state, value, is_float=False)
             self.code += [(m.TO_FLOAT, 0), (m.DIV_F, 0)]
             return "float"
@@ -318,7 +324,14 @@ class _Program:
             self.code.append((m.DIV_F, 0))
             return "float"
         self.code.append((_ARITHMETIC[word][self._as_floats(one, other)], 0))
+        if times and self._dtype(inputs[0]) == pl.Date:
+            self._days_as(self._dtype(whole))
         return self._kind(whole)
+
+    def _days_as(self, duration: pl.DataType) -> None:
+        """Make a duration of a number of days, in its unit."""
+        day = pl.lit(timedelta(days=1)).cast(duration).to_physical()
+        self.code += [(m.ROW_I, self.conditions.value(day, "whole")), (m.MUL_I, 0)]
 
     def _unary(self, word: str, given: pl.Expr, whole: pl.Expr) -> Kind:
         kind = self.emit(given)

@@ -54,6 +54,7 @@ from millstream.kernels.patterns.tables import (
     STATE,
     STRICT,
     SUM,
+    TOTAL,
     VALUES,
     Bytes,
     MatcherRows,
@@ -310,7 +311,7 @@ def _fold(
     value: int,
     row: int,
 ) -> None:
-    """Add a value to a sum, minimum, maximum or number of values. A minimum is NaN if all values are."""
+    """Add a value to a sum, total, minimum, maximum or number of values. A minimum is NaN if all values are."""
     whole, floating, null = work.whole, work.floating, work.null
     if aggregate == VALUES:
         whole[entry, register] += 1
@@ -321,6 +322,8 @@ def _fold(
         whole[entry, register] = rows.whole[value, row]
         floating[entry, register] = rows.floating[value, row]
         null[entry, register] = 0
+    elif aggregate == TOTAL:
+        floating[entry, register] += rows.floating[value, row]
     elif tables.aggregate_float[register]:
         was, now = floating[entry, register], rows.floating[value, row]
         if was != was or (now < was if aggregate == MIN else now > was):  # noqa: PLR0124 - NaN

@@ -46,8 +46,9 @@ class Measures:
         matches, places, states = found[:, 0], found[:, 1], found[:, 2]
         first = places[_first_of(matches)]
         last = places[_first_of(matches[::-1], len(matches))]
-        table = rows[first][list(by)].hstack(
+        table = pl.DataFrame(
             [
+                *(rows[name][first] for name in by),
                 to_datetimes(rows[TIME][first]).alias(MATCH_START),
                 to_datetimes(rows[TIME][last]).alias(MATCH_END),
             ]
@@ -58,10 +59,11 @@ class Measures:
             mine = states == self.steps.index(matched.step)
             lists = _lists(matched, found[mine], rows, count, self.columns)
             hidden.append(_aggregate(lists, matched).cast(matched.dtype(types)).alias(name))
-        made = table.hstack(hidden).select(
-            *(expression.alias(name) for name, expression in self.expressions)
+        # Not by select: a measure that looks at nothing, such as a literal, is one value there.
+        made = table.hstack(hidden).with_columns(
+            expression.alias(name) for name, expression in self.expressions
         )
-        return table.hstack(made)
+        return made[[*table.columns, *(name for name, _ in self.expressions)]]
 
 
 def _first_of(matches: Int64s, backwards: int | None = None) -> Int64s:
@@ -85,6 +87,8 @@ def _lists(
         values = rows[places].select(name for name, _ in columns).to_struct("value")
     else:
         values = rows[matched.column][places].alias("value")
+        if matched.aggregate in ("sum", "mean"):  # polars adds up in the type of the values
+            values = values.cast(matched.dtype(dict(columns)))
     table = pl.DataFrame({_MATCH: matches, "value": values})
     grouped = table.group_by(_MATCH, maintain_order=True).agg("value")
     every = pl.DataFrame({_MATCH: pl.int_range(count, eager=True)})

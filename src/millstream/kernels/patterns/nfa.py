@@ -30,11 +30,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from millstream.errors import ConfigError
+
 Contiguity = Literal["strict", "relaxed", "any"]
 
 START = -1
 UNLIMITED = 2**31 - 1
-STATES_MAX = 60  # a mask of transitions is one number of 64 bits
+STATES_MAX = 60
+WAYS_MAX = 62  # transitions from a state: a mask of them is one number of 64 bits
 NO_CONDITION = -1
 
 
@@ -172,7 +175,8 @@ class _Builder:
             for sequence in element.sequences
             for one in self.sequence(sequence, exits, element.contiguity)
         ]
-        return [*made, *exits] if element.optional else made
+        # By two alternatives that are left out, it is one way on.
+        return list(dict.fromkeys([*made, *exits] if element.optional else made))
 
     def _step(self, step: PatternStep, exits: list[_Exit]) -> list[_Exit]:
         state = len(self.steps)
@@ -188,6 +192,11 @@ class _Builder:
     def _add(self, one: _Exit, target: int, contiguity: Contiguity) -> None:
         made = Transition(one.state, target, contiguity, one.absences, one.goes_after)
         self.transitions[made] = None
+        if sum(one.source == made.source for one in self.transitions) > WAYS_MAX:
+            raise ConfigError(
+                f"The pattern has more than {WAYS_MAX} ways on from one step, as several either(…) in a row may be left "
+                "out. Make fewer of their steps optional, or not greedy."
+            )
 
 
 def build_nfa(elements: Sequence[PatternElement]) -> Nfa:

@@ -114,10 +114,11 @@ class PatternMatch(OperatorBase):
         return tables_of(self.nfa, self.compiled, self.within_us, self.skip)
 
     def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
-        if self.side_output:
-            return {name for name, _ in self.columns}
         gates = [gate for gate in self.compiled.gates if gate is not None]
         expressions = [*gates, *(value.expression for value in self.compiled.values)]
+        # What names columns by a pattern, as pl.all() does, stands for other columns if some are not read.
+        if self.side_output or any(one.meta.has_multiple_outputs() for one in expressions):
+            return {name for name, _ in self.columns}
         read = {root for one in expressions for root in one.meta.root_names()}
         return {*self.by, *read, *self.measures.columns_read}
 
@@ -135,7 +136,8 @@ class PatternMatch(OperatorBase):
             if gate is not None
         ]
         values = [one.column(_value(at)) for at, one in enumerate(self.compiled.values)]
-        added = rows.with_columns(*gates, *values)
+        own = [name for name, _ in self.columns if name in rows.columns]
+        added = rows[own or rows.columns].with_columns(*gates, *values)
         found = [added[name] for name in added.columns if name.startswith((_GATE, _VALUE))]
         kept = [name for name, _ in self.columns if name in self._carried]
         hidden = [name for name in _HIDDEN if name in rows.columns]
@@ -226,6 +228,7 @@ class _PatternBatch:
             new = self._candidates(due, known)
             if new is not None or known.entries is not None:
                 self._match(new, known, touched, result)
+        result.gauges["partial_match_rows"] = float(self.matches.rows.runs.events)
         self.ledger.check()
 
     def _due(self, in_time: pl.DataFrame | None) -> pl.DataFrame | None:
@@ -276,7 +279,6 @@ class _PatternBatch:
         self._count(batch, kept, known)
         self._set_timers(batch, work)
         result.rows = self._rows(batch, work)
-        result.gauges["partial_matches"] = float(work.entries[:, m.LIVE].sum())
 
     def _run(self, batch: KeyedBatch) -> m.Work:
         """Run the automaton, with more room where it had too little."""

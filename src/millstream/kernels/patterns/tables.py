@@ -27,7 +27,7 @@ STRICT, RELAXED, ANY = range(3)
 # Skip strategies.
 SKIP_NONE, SKIP_TO_NEXT, SKIP_PAST_LAST, SKIP_TO_FIRST, SKIP_TO_LAST = range(5)
 # Aggregates of matched rows.
-FIRST, LAST, SUM, MIN, MAX, ROWS, VALUES = range(7)
+FIRST, LAST, SUM, MIN, MAX, ROWS, VALUES, TOTAL = range(8)  # a total of none is null, a sum is 0
 NEVER = 2**63 - 1
 
 

@@ -96,14 +96,14 @@ class AppMetrics:
         """Add the figures of all apps.
 
         Raises:
-            MillstreamError: those of an app, or the age of its unread records, cannot be read; the others are added.
+            MillstreamError, OSError: those of an app, or the age of its unread records, cannot be read; the others are added.
         """
-        failures: list[MillstreamError] = []
+        failures: list[MillstreamError | OSError] = []
         for app in self._apps():
             try:
                 with self._lock:
                     self._read_app(app, readings)
-            except MillstreamError as error:
+            except (MillstreamError, OSError) as error:  # also where it is being reset
                 failures.append(error)
         if failures:
             raise failures[0]

@@ -106,6 +106,21 @@ def test_one_app_that_cannot_be_read_does_not_hide_the_others(ads, metrics_at, m
     assert found["millstream_app_batches_total", "app=ads"] == 1
 
 
+def test_one_app_that_is_removed_meanwhile_does_not_hide_the_others(ads, metrics_at, monkeypatch):
+    ads.commit((0, 7, 1, 0, "1.00"))
+    metrics = metrics_at(0)
+    store_of = metrics._catalog.state_store
+
+    def state_store(app):
+        if app == "removed":
+            raise FileNotFoundError(app)
+        return store_of(app)
+
+    monkeypatch.setattr(metrics._catalog, "state_store", state_store)
+    monkeypatch.setattr(metrics, "_apps", lambda: ["removed", "ads"])
+    assert of(metrics)["millstream_app_batches_total", "app=ads"] == 1
+
+
 def test_records_that_cannot_be_read_have_no_age_and_still_a_number(ads, metrics_at, monkeypatch):
     ads.commit((0, 7, 1, 0, "1.00"), unread=3)
     metrics = metrics_at(0)

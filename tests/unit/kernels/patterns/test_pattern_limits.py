@@ -1,0 +1,86 @@
+"""Patterns with very many ways on, what a step says of its state, and a matcher that cannot be kept compiled."""
+
+import random
+
+import polars as pl
+import pytest
+from pattern_run import END, SECOND, NothingToDeclareError, as_table, kernel_of, run
+
+import millstream as ms
+from millstream.kernels.operator import BatchContext
+from millstream.kernels.patterns import compiled
+from millstream.kernels.patterns.nfa import PatternStep, build_nfa
+from millstream.kernels.state.operator_state import OperatorState
+from millstream.kernels.state.sorted_runs import MemoryRunStore
+from millstream.kernels.time.watermarks import NO_WATERMARK
+
+
+def is_(letter):
+    return pl.col("v") == letter
+
+
+def row(at, letter):
+    return {"at": at, "v": letter, "n": 0}
+
+
+def with_alternatives(count, *, greedy):
+    pattern = ms.sequence("s", is_("a"))
+    for number in range(count):
+        ways = [ms.sequence(f"{v}{number}", is_(v)).optional() for v in "bc"]
+        pattern = pattern.followed_by(ms.either(*(w.greedy() if greedy else w for w in ways)))
+    return pattern.followed_by("e", is_("e")).within("1 hour")
+
+
+def test_alternatives_that_are_left_out_are_one_way():
+    kernel = kernel_of(with_alternatives(25, greedy=False))
+    assert max(len(kernel.nfa.leaving(state)) for state in range(51)) == 51
+    found = run(kernel, {"x": [row(0, "a"), row(1, "e")]}, 1, random.Random(1))
+    assert found == [("x", (("s", 0), ("e", 1)))]
+
+
+def test_too_many_ways_are_refused():
+    assert kernel_of(with_alternatives(4, greedy=True))
+    with pytest.raises(NothingToDeclareError, match="ways on from one step"):
+        kernel_of(with_alternatives(25, greedy=True))
+
+
+def test_sixty_optional_steps_fit():
+    steps = [PatternStep(f"s{n}", n, "relaxed", optional=n > 0) for n in range(60)]
+    assert len(build_nfa(steps).leaving(0)) == 59
+
+
+def test_the_gauge_counts_rows_of_all_keys_and_not_of_the_last_batch():
+    kernel = kernel_of(ms.sequence("a", is_("a")).followed_by("b", is_("b")).within("1 hour"))
+    store, stored, gauges = MemoryRunStore(), None, []
+    steps = [({"x": [row(0, "a")]}, 5), ({"y": [row(6, "a")]}, 10), ({"y": [row(11, "b")]}, 20)]
+    before = NO_WATERMARK
+    for rows, until in [*steps, ({}, END // SECOND)]:
+        state = OperatorState.from_message(stored, store)
+        given = {0: [kernel.prepare(as_table(rows)).table]} if rows else {}
+        result = kernel.process(state, given, BatchContext(before, until * SECOND, seed=7))
+        stored, before = state.to_message(), until * SECOND
+        gauges.append(result.gauges["partial_match_rows"])
+    assert gauges == [1.0, 2.0, 1.0, 0.0]
+
+
+def test_without_a_folder_to_keep_it_in_it_is_compiled_by_each_process(monkeypatch):
+    made = []
+
+    class Numba:
+        @staticmethod
+        def njit(function=None, *, cache=False):
+            if cache:
+                return Numba.without_folder
+            made.append(function)
+            return function
+
+        @staticmethod
+        def without_folder(function):
+            raise RuntimeError(f"cannot cache function {function}: no locator available")
+
+        @staticmethod
+        def register_jitable(function):
+            return function
+
+    monkeypatch.setattr(compiled, "import_module", lambda _: Numba)
+    assert compiled._compiled.__wrapped__() is made[0]
