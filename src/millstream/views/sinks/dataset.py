@@ -121,7 +121,7 @@ class DatasetSink:
             fence = DatasetFence(start.app, start.job, start.run, start.checkpoint_id, last)
             coverage = tuple(start.coverage.get(self._where, manifest.coverage))
             self.place.write(replace(manifest, fence=fence, coverage=coverage))
-            self._remove_leftovers(manifest, start.run)
+            self._remove_leftovers(manifest, fence)
         return last
 
     def _check_declared(self, manifest: Manifest) -> None:
@@ -159,10 +159,17 @@ class DatasetSink:
             )
         return fence.batch_id
 
-    def _remove_leftovers(self, manifest: Manifest, run: int) -> None:
-        """Remove the files that a crash of an earlier run left: those that the manifest does not name."""
+    def _remove_leftovers(self, manifest: Manifest, fence: DatasetFence) -> None:
+        """Remove the files that a crash of an earlier run left: those that the manifest does not name.
+
+        A run that replaces this one may have a lower number, if the app starts over. Its files come after its manifest. So
+        none of them is in a list that was made while the manifest was still this run's.
+        """
         named = {file.path for file in manifest.files} | {file.path for file in manifest.replaced}
-        self.place.remove(self.place.files(manifest, before_run=run).keys() - named)
+        found = self.place.files(manifest, before_run=fence.run)
+        newest = self.place.read()
+        if newest is not None and newest.fence == fence:
+            self.place.remove(found.keys() - named)
 
     def participates(self, part: SinkBatch) -> bool:
         return part.has(self._sink.name)

@@ -32,6 +32,18 @@ _CUT_ESCAPE = re.compile(r"%[0-9A-F]?$")
 _NULL = "__HIVE_DEFAULT_PARTITION__"  # null in Hive's layout
 
 
+def in_partition_folder(path: str, partition_by: Sequence[str]) -> bool:
+    """Return whether a file lies where a dataset with these columns has its files.
+
+    A dataset may lie inside another one's folder, as may a copy of it: their files are not its own.
+    """
+    *folders, _ = path.split("/")
+    return len(folders) == len(partition_by) and all(
+        folder.startswith(f"{_folder_component(name)}=")
+        for folder, name in zip(folders, partition_by, strict=True)
+    )
+
+
 @dataclass(frozen=True)
 class DatasetWriter:
     """Writes files of a dataset, durably. ``stamp`` is what their names have of the place and the run."""

@@ -12,6 +12,7 @@ import polars as pl
 
 from millstream.errors import ConfigError
 from millstream.log.files import DISK, Files, NewFile
+from millstream.views.sinks.dataset_files import in_partition_folder
 from millstream.views.sinks.dataset_manifest import (
     FILE,
     Manifest,
@@ -87,10 +88,16 @@ class FolderPlace:
             (self.folder / path).unlink(missing_ok=True)
 
     def files(self, manifest: Manifest, before_run: int | None = None) -> dict[str, int]:  # noqa: ARG002
-        return {
+        inside = "/".join(["*=*"] * len(manifest.partition_by) + ["*.parquet"])
+        found = {
             path.relative_to(self.folder).as_posix(): path.stat().st_size
-            for path in list(self.folder.rglob("*.parquet"))
+            for path in list(self.folder.glob(inside))
             if FILE_NAME.fullmatch(path.name)
+        }
+        return {
+            path: size_bytes
+            for path, size_bytes in found.items()
+            if in_partition_folder(path, manifest.partition_by)
         }
 
     def scan(self, paths: Sequence[str], schema: pl.Schema, *, some_lack: bool) -> pl.LazyFrame:

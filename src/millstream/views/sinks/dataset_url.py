@@ -45,13 +45,14 @@ from polars.io.plugins import register_io_source
 
 from millstream.errors import ConfigError, CorruptionError
 from millstream.object_store.client import ObjectClient
+from millstream.views.sinks.dataset_files import in_partition_folder
 from millstream.views.sinks.dataset_manifest import Manifest, parse_manifest
 from millstream.views.sinks.dataset_place import ManifestReplacedError
 
 _MANIFESTS = "_manifests/"
 _MANIFEST = re.compile(rf"{_MANIFESTS}(\d{{20}})\.json")
 _FILE = re.compile(
-    r"(?:.*/)?\d{12,}-(?P<dataset>[0-9a-f]{8})-(?P<run>\d{8,})-[0-9a-f]{12}\.parquet"
+    r"(?:[^/]*=[^/]*/)*\d{12,}-(?P<dataset>[0-9a-f]{8})-(?P<run>\d{8,})-[0-9a-f]{12}\.parquet"
 )
 _DELETED = b'{"deleted": '  # so begins a manifest that says that there is no dataset any more
 _DELETED_MAX = 64  # datasets before, of which a manifest knows
@@ -167,8 +168,12 @@ class UrlPlace:
             match = _FILE.fullmatch(name)
             if match is None:
                 continue
-            is_old = before_run is None or int(match["run"]) < before_run
-            if match["dataset"] in manifest.deleted or (match["dataset"] == own and is_old):
+            if match["dataset"] == own:
+                is_old = before_run is None or int(match["run"]) < before_run
+                is_left = is_old and in_partition_folder(name, manifest.partition_by)
+            else:
+                is_left = match["dataset"] in manifest.deleted
+            if is_left:
                 found[name] = size_bytes
         return found
 
@@ -195,8 +200,10 @@ class UrlPlace:
         manifest = self.read()
         if manifest is None or manifest.identity != identity:
             return
+        # Listed first: a run that begins after the first manifest names none of these.
+        files = self.files(manifest)
         self.write(replace(manifest, fence=None, files=(), replaced=()))
-        self.remove(self.files(manifest))
+        self.remove(files)
         deleted = [*manifest.deleted, identity[:_ID_CHARACTERS]][-_DELETED_MAX:]
         self._put_manifest(json.dumps({"deleted": deleted}).encode())
         self.remove(_manifest_name(number) for number in self._numbers() if number < self._number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import polars as pl
 import pytest
@@ -223,7 +224,10 @@ def test_an_old_run_removes_nothing_that_a_newer_one_has_staged(s3_url):
     left = old.stage(numbers(1))
     new = Job(s3_url, run=3)
     staged = new.stage(numbers(2))
-    old.sink._remove_leftovers(UrlPlace(s3_url).read(), 2)  # it had begun, and listed only now
+    manifest = UrlPlace(s3_url).read()
+    old.sink._remove_leftovers(
+        manifest, replace(manifest.fence, run=2)
+    )  # it had begun, and listed only now
     assert new.sink.commit(new.fence, staged)
     assert held(s3_url) == [2]
     assert left.staged["out"].parts[0].files[0].path not in objects(s3_url)
