@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import sys
 import urllib.error
@@ -74,4 +75,7 @@ def test_a_run_shows_its_figures_and_tells_of_dead_letters(tmp_path):
     with pytest.raises(urllib.error.URLError):
         ask(port, "/metrics")
     ids = [json.loads(line)["id"] for line in told.read_text().splitlines()]
-    assert ids == ["shop/read/1/firing", "shop/dead/1/firing"]
+    assert [re.sub(r"/\d+/1/", "/at/1/", one) for one in ids] == [
+        "shop/read/at/1/firing",
+        "shop/dead/at/1/firing",
+    ]
