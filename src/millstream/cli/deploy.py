@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from millstream.cli.plan import edited_app, edited_app_options, kept_sentence, print_plan
+from millstream.cli.plan import (
+    Command,
+    edited_app,
+    edited_app_options,
+    kept_sentence,
+    print_plan,
+)
 from millstream.cli.stop import stop_app
 from millstream.cli.tables import json_option, pluralize, print_json
 
@@ -31,26 +37,35 @@ records_per_second_option = click.option(
 )
 
 
-stop_option = click.option(
-    "--stop", is_flag=True, help="Stop the app, if it runs, once the new state is nearly there."
-)
-timeout_option = click.option(
-    "--timeout", default="1 minute", show_default=True, help="With --stop: how long to wait for it."
-)
-keep_option = click.option(
-    "--keep",
-    default=KEEP,
-    show_default=True,
-    help="How long to keep the version that is there now, for millstream rollback.",
-)
+def switch_options(command: Command) -> Command:
+    """Take what a switch to another version of an app is told: when it may stop the app, and what it keeps."""
+    for option in (
+        click.option(
+            "--keep",
+            default=KEEP,
+            show_default=True,
+            help="How long to keep the version that is there now, for millstream rollback.",
+        ),
+        records_per_second_option,
+        click.option(
+            "--timeout",
+            default="1 minute",
+            show_default=True,
+            help="With --stop: how long to wait for it.",
+        ),
+        click.option(
+            "--stop",
+            is_flag=True,
+            help="Stop the app, if it runs, once the new state is nearly there.",
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 @click.command()
 @edited_app_options
-@stop_option
-@timeout_option
-@records_per_second_option
-@keep_option
+@switch_options
 @click.option(
     "--gone-ok",
     is_flag=True,
@@ -95,27 +110,30 @@ def deploy(
         return work(app, on_batch, same_expressions=same_expressions, gone_ok=gone_ok, keep=keep)
 
     stopped = timeout if stop else None
-    done = complete(app, attempt, stopped, as_json=as_json, records_per_second=records_per_second)
-    context.exit(0 if done.switched else EXIT_NOT_SWITCHED)
+    complete(context, app, attempt, stopped, as_json=as_json, per_second=records_per_second)
 
 
 def complete(
+    context: click.Context,
     app: App,
     attempt: Callable[[OnBatch], DeployResult],
     timeout: str | None,
     *,
     as_json: bool,
-    records_per_second: int | None,
-) -> DeployResult:
-    """Deploy, and print what that did. With a ``timeout`` stop the app if it runs, and deploy what it has read since."""
-    with shown_batches(as_json=as_json, records_per_second=records_per_second) as on_batch:
+    per_second: int | None,
+) -> None:
+    """Deploy, print what that did, and end the command.
+
+    With a ``timeout`` stop the app if it runs, and deploy what it has read since.
+    """
+    with shown_batches(as_json=as_json, records_per_second=per_second) as on_batch:
         done = attempt(on_batch)
     if timeout is not None and not done.switched:
         stop_app(app.name, app.folder, timeout)
-        with shown_batches(as_json=as_json, records_per_second=records_per_second) as on_batch:
+        with shown_batches(as_json=as_json, records_per_second=per_second) as on_batch:
             done = attempt(on_batch)
     _report(app, done, as_json=as_json)
-    return done
+    context.exit(0 if done.switched else EXIT_NOT_SWITCHED)
 
 
 def _report(app: App, done: DeployResult, *, as_json: bool) -> None:

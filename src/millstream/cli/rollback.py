@@ -7,15 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from millstream.cli.deploy import (
-    EXIT_NOT_SWITCHED,
-    OnBatch,
-    complete,
-    keep_option,
-    records_per_second_option,
-    stop_option,
-    timeout_option,
-)
+from millstream.cli.deploy import OnBatch, complete, switch_options
 from millstream.cli.plan import edited_app, edited_app_options
 from millstream.cli.tables import json_option
 
@@ -25,10 +17,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @edited_app_options
-@stop_option
-@timeout_option
-@records_per_second_option
-@keep_option
+@switch_options
 @json_option
 @click.pass_context
 def rollback(
@@ -65,5 +54,4 @@ def rollback(
         return work(app, on_batch, same_expressions=same_expressions, keep=keep)
 
     stopped = timeout if stop else None
-    done = complete(app, attempt, stopped, as_json=as_json, records_per_second=records_per_second)
-    context.exit(0 if done.switched else EXIT_NOT_SWITCHED)
+    complete(context, app, attempt, stopped, as_json=as_json, per_second=records_per_second)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import click
 
@@ -19,6 +20,16 @@ from millstream.cli.tables import (
 from millstream.errors import ConfigError
 from millstream.views.state_store.sqlite_values import parse_value
 from millstream.views.store_location import open_state_store
+
+
+class _Answer(Protocol):
+    """What is answered: in sentences for people, the first of which is the answer, and as plain values."""
+
+    @property
+    def sentences(self) -> tuple[str, ...]: ...
+
+    def to_dict(self) -> dict[str, Any]: ...
+
 
 step_option = click.option("--step", help="Only this step.")
 app_log_option = click.option(
@@ -54,7 +65,7 @@ def why_open(app: str, step: str | None, folder: Path, store: str | None, *, as_
     from millstream.ops.why import why_open as ask
 
     with open_state_store(app_store(folder, app, store), readonly=True) as opened:
-        _answer(ask(opened, app, step), "no step of the app waits for time", as_json=as_json)
+        _print_answers(ask(opened, app, step), "no step of the app waits for time", as_json=as_json)
 
 
 @why.command("late")
@@ -76,7 +87,7 @@ def why_late(app: str, step: str | None, folder: Path, store: str | None, *, as_
     from millstream.ops.why import why_late as ask
 
     with open_state_store(app_store(folder, app, store), readonly=True) as opened:
-        _answer(ask(opened, app, step), "no event came too late", as_json=as_json)
+        _print_answers(ask(opened, app, step), "no event came too late", as_json=as_json)
 
 
 @why.command("behind")
@@ -98,10 +109,7 @@ def why_behind(app: str, folder: Path, store: str | None, *, as_json: bool) -> N
 
     with open_state_store(app_store(folder, app, store), readonly=True) as opened:
         found = ask(opened, app, folder)
-    if as_json:
-        print_json(found.to_dict())
-    else:
-        _print_sentences(found.sentences)
+    _print_answer(found, as_json=as_json)
 
 
 @why.command("record")
@@ -124,10 +132,7 @@ def why_record(file: str, record: str, address: Path | str | None, *, as_json: b
     from millstream.ops.record_trace import trace_record
 
     found = trace_record(edited_app(file, None, address), parse_record_id(record))
-    if as_json:
-        print_json(found.to_dict())
-    else:
-        _print_sentences(found.sentences)
+    _print_answer(found, as_json=as_json)
 
 
 @why.command("value")
@@ -155,10 +160,7 @@ def why_value(
     with open_state_store(app.state_store, readonly=True) as opened:
         kinds = opened.schema(view).kinds
     found = records_behind(app, view, dict(_key_value(text, kinds) for text in key))
-    if as_json:
-        print_json(found.to_dict())
-    else:
-        _print_sentences(found.sentences)
+    _print_answer(found, as_json=as_json)
 
 
 def _key_value(text: str, kinds: dict[str, str]) -> tuple[str, Any]:
@@ -170,7 +172,7 @@ def _key_value(text: str, kinds: dict[str, str]) -> tuple[str, Any]:
     return name, parse_value(value, kinds[name])
 
 
-def _answer(found: list[Any], nothing: str, *, as_json: bool) -> None:
+def _print_answers(found: Sequence[_Answer], nothing: str, *, as_json: bool) -> None:
     if as_json:
         print_json([each.to_dict() for each in found])
         return
@@ -178,6 +180,13 @@ def _answer(found: list[Any], nothing: str, *, as_json: bool) -> None:
         _print_sentences(each.sentences)
     if not found:
         click.echo(nothing)
+
+
+def _print_answer(answer: _Answer, *, as_json: bool) -> None:
+    if as_json:
+        print_json(answer.to_dict())
+    else:
+        _print_sentences(answer.sentences)
 
 
 def _print_sentences(sentences: tuple[str, ...]) -> None:

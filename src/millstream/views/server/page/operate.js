@@ -1,5 +1,6 @@
 // The page for operators: one request for all of it, every two seconds while the page is seen.
 
+import { chooseFirst, json } from "./apps.js";
 import { LineChart } from "./chart.js";
 import { DeadLetters } from "./dead_letters.js";
 import { byId, h } from "./dom.js";
@@ -29,31 +30,6 @@ byId("unread-chart").append(unreadChart.node);
 const dead = new DeadLetters(() => app, () => refresh());
 let app = null;
 let timer = null;
-
-async function json(path) {
-  const response = await fetch(path);
-  if (!response.ok) throw new Error((await response.json()).error.message);
-  return response.json();
-}
-
-async function begin() {
-  try {
-    const { apps } = await json("/apps");
-    byId("empty").hidden = apps.length > 0;
-    if (apps.length > 0) {
-      byId("app").replaceChildren(...apps.map((name) => h("option", {}, name)));
-      document.querySelector(".app-choice").hidden = apps.length < 2;
-      byId("app-name").hidden = apps.length > 1;
-      const wanted = decodeURIComponent(location.hash.slice(1));
-      await choose(apps.includes(wanted) ? wanted : apps[0]);
-      return;
-    }
-    byId("state-text").textContent = "Waiting for an app";
-  } catch (error) {
-    lost(error);
-  }
-  setTimeout(begin, EVERY_MS);
-}
 
 async function choose(name) {
   app = name;
@@ -182,4 +158,4 @@ function lost(error) {
 byId("app").addEventListener("change", () => { location.hash = encodeURIComponent(byId("app").value); });
 addEventListener("hashchange", () => choose(decodeURIComponent(location.hash.slice(1))));
 document.addEventListener("visibilitychange", () => { if (!document.hidden && app !== null) refresh(); });
-begin();
+chooseFirst(choose, lost, EVERY_MS);

@@ -1,6 +1,7 @@
 // The page: which app is shown, and the one stream of events that keeps all of it up to date.
 
-import { byId, h } from "./dom.js";
+import { chooseFirst, json } from "./apps.js";
+import { byId } from "./dom.js";
 import { Graph } from "./graph.js";
 import { Panels } from "./panels.js";
 import { Status } from "./status.js";
@@ -15,33 +16,6 @@ const views = new Views();
 let app = null;
 let stream = null;
 let run = null;
-
-async function json(path) {
-  const response = await fetch(path);
-  if (!response.ok) throw new Error((await response.json()).error.message);
-  return response.json();
-}
-
-/** Poll the list of apps until there is one; show the one in the URL's fragment, or the first. */
-async function begin() {
-  try {
-    const { apps } = await json("/apps");
-    byId("empty").hidden = apps.length > 0;
-    if (apps.length === 0) {
-      byId("state-text").textContent = "Waiting for an app";
-    } else {
-      byId("app").replaceChildren(...apps.map((name) => h("option", {}, name)));
-      document.querySelector(".app-choice").hidden = apps.length < 2;
-      byId("app-name").hidden = apps.length > 1;
-      const wanted = decodeURIComponent(location.hash.slice(1));
-      await choose(apps.includes(wanted) ? wanted : apps[0]);
-      return;
-    }
-  } catch {
-    lost();
-  }
-  setTimeout(begin, RETRY_MS);
-}
 
 async function choose(name) {
   app = name;
@@ -96,4 +70,4 @@ document.addEventListener("visibilitychange", () => {
   if (document.hidden) stream?.close();
   else if (app !== null) follow();
 });
-begin();
+chooseFirst(choose, lost, RETRY_MS);
