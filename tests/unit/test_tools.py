@@ -117,8 +117,8 @@ def test_all_the_tests_are_those_of_the_quick_run_and_the_rest(
     long = ("tests", "-m", "long")
     assert sorted(run[-5] for run in every if "--lane" in run) == lanes
     assert long in every
-    # What is long, killed captures, histories of joins, every batching, machines that are cut off.
-    assert len(every) == len(lanes) + 5
+    # What is long, killed captures, histories of joins, random patterns, every batching, machines that are cut off.
+    assert len(every) == len(lanes) + 6
     assert long not in runs("test-long", "tests/unit")
     marked = [run[run.index("-m") + 1] for run in runs("test-all") if "-m" in run]
     assert "not quick and not long" in marked, "what only test-long runs"
