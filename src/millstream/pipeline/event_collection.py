@@ -252,9 +252,12 @@ class EventCollection(Collection):
             suffix=suffix,
             name=name,
         )
-        # A run may give other rows: what may be taken back is looked up where it is stored.
-        given = isinstance(node, OperatorNode) and isinstance(node.kernel, StaticRows)
-        if given and not isinstance(kernel, SignedLookup):
+        if (
+            isinstance(node, OperatorNode)
+            and isinstance(node.kernel, StaticRows)
+            # A later run may give other rows: what may be taken back is looked up where that is stored.
+            and not isinstance(kernel, SignedLookup)
+        ):
             step = static_lookup(kernel, node.kernel)
             return replace(self._with_step(step, shape.columns), shape=shape)
         return self._below(OperatorNode((self.node, node), kernel), shape)

@@ -224,10 +224,10 @@ def test_a_row_is_taken_back_with_the_answer_that_it_came_with(number):
             changes.enrich(Service(), on="user", schema={"answer": pl.String})
         return
     found = changes.enrich(Service(), on="user", schema={"answer": pl.String}, cache=None)
-    found.to("told")
+    found.to("told", partitions=1)
     found.table(keep="all", unbounded=True).group_by("answer").agg(rows=ms.count()).view("answers")
-    times = [START + timedelta(seconds=n * 7 % 300) for n in range(40)]
-    rows = [{"user": f"ok{n % 3}", "at": at} for n, at in enumerate(times)]
+    times = [START + timedelta(seconds=n * 7 % 300) for n in range(60)]
+    rows = [{"user": f"ok{n % 3}", "at": at, "n": n} for n, at in enumerate(times)]
     inputs = dict.fromkeys(found.app.topics, rows)
     out = testing.run(found.app, inputs, batches=8, partitions=1, seed=number, crash=2)
     told, before = Counter(), Counter()
