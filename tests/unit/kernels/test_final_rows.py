@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import polars as pl
 import pytest
+from example_counts import histories as of_joins
 from example_counts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,7 +33,8 @@ def kernel_of(lateness):
     return Kernel(node.kernel, MemoryRunStore())
 
 
-@settings(deadline=None, max_examples=some(60))
+@pytest.mark.timeout(3600)  # of ten thousand
+@settings(deadline=None, max_examples=of_joins(60))
 @given(history=histories(), lateness=st.sampled_from([0, 6, 30]))
 def test_a_row_comes_once_when_nothing_can_take_it_back(history, lateness):
     kernel, there, before = kernel_of(lateness), Counter(), -(2**62)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import polars as pl
 import pytest
-from example_counts import some
+from example_counts import histories as of_joins
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from signed_rows import SCHEMA, Change, Kernel, histories, signed_stream
@@ -13,7 +13,9 @@ from signed_rows import SCHEMA, Change, Kernel, histories, signed_stream
 import millstream as ms
 from millstream import testing
 from millstream.errors import ConfigError, CorruptionError
+from millstream.kernels.enrichment.operator import Enrichment
 from millstream.kernels.frames import DELETED, DIFF, ORDER, TIME
+from millstream.kernels.joins.lookup import Lookup
 from millstream.kernels.operator import BatchContext
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.sorted_runs import MemoryRunStore
@@ -35,7 +37,8 @@ def enriched(lateness, service):
     return stream.enrich(service, on="key", schema={"answer": pl.Int64}, cache=None)
 
 
-@settings(deadline=None, max_examples=some(60))
+@pytest.mark.timeout(3600)  # of ten thousand
+@settings(deadline=None, max_examples=of_joins(60))
 @given(history=histories(), lateness=st.sampled_from([0, 6, 100_000_000]))
 def test_each_row_goes_with_the_answer_that_it_came_with(history, lateness):
     service = Clock()
@@ -170,7 +173,8 @@ class LookupModel:
         assert Counter(row for row in made if row[0] > 0) == Counter(expected)
 
 
-@settings(deadline=None, max_examples=some(60))
+@pytest.mark.timeout(3600)  # of ten thousand
+@settings(deadline=None, max_examples=of_joins(60))
 @given(
     history=histories(),
     rates=table_changes,
@@ -221,6 +225,14 @@ def test_windows_are_looked_up_as_they_change_and_end_as_final_ones_do():
         results.append([out[name].rows() for name in ("out", "minutes")])
     assert results[0] == results[1] == results[2]
     assert results[0][1]
+
+
+def test_events_are_given_what_they_get_without_being_stored():
+    stream = signed_stream(signed=False)
+    found = stream.enrich(Clock(), on="key", schema={"answer": pl.Int64})
+    assert type(found.node.kernel) is Enrichment
+    looked_up = stream.lookup(stream.app.table("rates", Rate, key="key"), "key")
+    assert type(looked_up.node.kernel) is Lookup
 
 
 def test_parts_are_refused_with_the_way_out():
