@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 PROGRAMS = ("prometheus", "promtool", "prometheus-alertmanager")
-WAIT_S = 150
+WAIT_S = 300
 
 
 def missing():
@@ -87,7 +87,7 @@ def receiver():
 
 @contextmanager
 def monitoring(folder, rules, ports):
-    """Scrape some ports each second, evaluate rules, and yield what is told."""
+    """Scrape some ports every two seconds, evaluate rules, and yield what is told."""
     with ExitStack() as stack:
         alerts, told_at = stack.enter_context(receiver())
         manager_port, manager_peer, port = free_port(), free_port(), free_port()
@@ -103,7 +103,7 @@ receivers:
         (folder / "rules.yaml").write_text(rules)
         (folder / "prometheus.yml").write_text(
             f"""
-global: {{scrape_interval: 1s, evaluation_interval: 1s}}
+global: {{scrape_interval: 2s, evaluation_interval: 1s}}
 rule_files: [rules.yaml]
 alerting: {{alertmanagers: [{{static_configs: [{{targets: ["127.0.0.1:{manager_port}"]}}]}}]}}
 scrape_configs: [{{job_name: millstream, static_configs: [{{targets: [{targets}]}}]}}]
