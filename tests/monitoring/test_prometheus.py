@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import time
+import urllib.parse
 import urllib.request
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -106,10 +107,35 @@ def test_each_alert_fires_when_its_trouble_comes_and_resolves_when_it_is_over(
             shop.trouble()
             while not alerts.have_told(ALERTS, "firing", within_s=HEARTBEAT_S):
                 shop.go_on()
+            for title, expression in panels():
+                assert found(prometheus, expression), f"{title}: {expression} finds nothing"
             shop.stop_spare()
             alerts.wait_for([DOWN], "firing")
             shop.mend()
             alerts.wait_for([*ALERTS, DOWN], "resolved")
+
+
+# No edge runs here, no job on Spark, no store at a URL, and the database has no log of its own.
+NOT_HERE = re.compile(
+    "_edge_|_object_|_state_cache_|_batch_phase_|_last_batch_duration|_step_state_rows|_behind_bytes|_kept_bytes"
+)
+
+
+def panels():
+    """Yield title and query of what the dashboard draws, as Grafana asks for it with all apps."""
+    for panel in json.loads((ROOT / "deploy/grafana/millstream.json").read_text())["panels"]:
+        for target in panel.get("targets", ()):
+            if not NOT_HERE.search(target["expr"]):
+                asked = target["expr"].replace("$app", ".*").replace("$__rate_interval", "16s")
+                yield panel["title"], asked
+
+
+def found(prometheus, expression):
+    """Return what Prometheus answers a query; it refuses one that it does not understand."""
+    asked = urllib.parse.urlencode({"query": expression})
+    url = f"http://127.0.0.1:{prometheus}/api/v1/query?{asked}"
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return json.load(answer)["data"]["result"]
 
 
 def firing(prometheus):
