@@ -48,7 +48,9 @@ class Alerts:
     def have_told(self, names, status, within_s):
         """Return whether all of these are told with a status, after waiting for so long at most; not for ever."""
         assert time.monotonic() - self._begun_s < WAIT_S, f"not told: {self.missing(names, status)}"
-        return self._wait(names, status, within_s)
+        done = self._wait(names, status, within_s)
+        print(f"not told yet: {self.missing(names, status)}")
+        return done
 
     def missing(self, names, status):
         """Return which of these are not told with a status."""

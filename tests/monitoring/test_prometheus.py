@@ -93,6 +93,7 @@ def ran(tmp_path, ms):
         committer.begin_run("main", "one")
 
 
+@pytest.mark.timeout(900)  # it waits for what others do, on a machine that may be busy
 def test_each_alert_fires_when_its_trouble_comes_and_resolves_when_it_is_over(
     tmp_path, monkeypatch
 ):
