@@ -124,6 +124,7 @@ class TroubledShop:
         self._start_spare(0)
         self._declare_apps()
         self._start_groups()
+        self.ports.append(self._serve(Exposition({"spark": self._read_state}, cpu_share_max=1)))
         self.ports.append(
             self._port(self.stack.enter_context(serve(self.data, listen="127.0.0.1:0")).url)
         )
@@ -279,7 +280,9 @@ class TroubledShop:
         self.alarm, self.answer = "the server keeps too much", 400
         self.grows_since_s = time.monotonic()
         self.go_on()
-        self.syncs.slow.add(next(self.data.rglob("traffic*")))  # what else is done meanwhile is not slow
+        self.syncs.slow.add(
+            next(self.data.rglob("traffic*"))
+        )  # what else is done meanwhile is not slow
         (self.disk / "filler").write_bytes(bytes(int(0.93 * DISK_BYTES) - self._used()))
 
     def go_on(self):
