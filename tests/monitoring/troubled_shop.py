@@ -15,13 +15,14 @@ import subprocess
 import threading
 import time
 import urllib.parse
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from broker.broker_process import InProcess
+from broker.raw_client import RawClient
 from webhook_receiver import Receiver
 
 import millstream as ms
@@ -35,6 +36,7 @@ from millstream.edge.webhooks.runner import WebhookRunner
 from millstream.errors import ConfigError
 from millstream.metrics.exposition import Exposition
 from millstream.metrics.server import serve_metrics
+from millstream.record import TopicPartition
 from millstream.spark.local_run import LocalRun
 from millstream.views.runs.failure import record_failure
 from millstream.views.server.server import serve
@@ -163,6 +165,8 @@ class TroubledShop:
         with self.log.producer() as producer:
             while not ended.wait(0.2):
                 producer.send("traffic", {"n": 1}).result(timeout=60)
+                with RawClient(self.broker.address) as client, suppress(OSError, EOFError):
+                    client.request("Metadata", 1, {"topics": []})  # refused, if there are too many
 
     def _app(self, name, minutes="1 minute"):
         app = ms.App(name, log=self.data)
@@ -328,6 +332,8 @@ class TroubledShop:
         broken = self.apps["busy"].folder.parent / "broken"
         (broken / "views.db").unlink()
         broken.rmdir()
-        for topic in ("soon", "gone"):
-            self._read(topic)
+        self._read("soon")
+        self.log.commit_offsets(
+            "of-gone", {TopicPartition("gone", 0): self.log.end_offsets("gone")[0]}
+        )
         self.alarm, self.answer, self.grows_since_s = "", 200, None
