@@ -165,7 +165,7 @@ class TroubledShop:
         with self.log.producer() as producer:
             while not ended.wait(0.2):
                 producer.send("traffic", {"n": 1}).result(timeout=60)
-                with RawClient(self.broker.address) as client, suppress(OSError, EOFError):
+                with suppress(OSError, AssertionError), RawClient(self.broker.address) as client:
                     client.request("Metadata", 1, {"topics": []})  # refused, if there are too many
 
     def _app(self, name, minutes="1 minute"):
