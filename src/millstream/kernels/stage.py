@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, Protocol
 
 import polars as pl
@@ -132,8 +131,8 @@ class OperatorRun:
 
     def __call__(
         self, batch: OperatorBatch, stored: dict[str, Any] | None
-    ) -> tuple[Iterator[FrameRow], dict[str, Any]]:
-        """Return the frames that go out, each made when it is asked for, and the operator's part of the manifest."""
+    ) -> tuple[list[FrameRow], dict[str, Any]]:
+        """Return the frames that go out, and the operator's part of the manifest."""
         kernel = self.operator.kernel
         state = OperatorState.from_message(self._check_hash_seed(stored), self.store, self.journal)
         clocks = self._clocks(stored)
@@ -170,12 +169,12 @@ class OperatorRun:
         self.ledger.state_bytes += state.size_bytes
         if state.families:
             self.ledger.state[kernel.name] = (state.size_bytes, state.rows)
-        frames = chain(
-            self._emit(result.rows, self.operator.edges),
-            self._emit(result.late, self.operator.late_edges),
-            self._letters(result),
-            self._time_messages(context, clocks),
-        )
+        frames = [
+            *self._emit(result.rows, self.operator.edges),
+            *self._emit(result.late, self.operator.late_edges),
+            *self._letters(result),
+            *self._time_messages(context, clocks),
+        ]
         message = state.to_message()
         message["watermark"] = context.watermark_us
         message["clocks"] = {

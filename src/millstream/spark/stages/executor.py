@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -98,10 +98,6 @@ class FileBucketState:
         return self.journals.journal(self.batch_id, key, self.bucket)
 
 
-def _as_it_is(row: FrameRow) -> FrameRow:
-    return row
-
-
 @dataclass(frozen=True)
 class StageRunner:
     """Runs one stage. ``number`` is that of the app's run.
@@ -120,22 +116,13 @@ class StageRunner:
         """Open where the sorted runs are."""
         return open_run_store(self.folder, self.place)
 
-    def run(
-        self,
-        work: Iterable[BucketInput],
-        files: RunFiles,
-        send: Callable[[FrameRow], FrameRow] = _as_it_is,
-    ) -> Iterator[BucketOutput]:
-        """Run one batch in some buckets. The state of the output is durable after ``files.sync()``.
-
-        ``send`` is called with each row of the output as soon as it is made: so that of large frames one at a time is
-        in memory, if it puts them elsewhere.
-        """
+    def run(self, work: Iterable[BucketInput], files: RunFiles) -> Iterator[BucketOutput]:
+        """Run one batch in some buckets. The state of the output is durable after ``files.sync()``."""
         journals = JournalPlace(self.folder, self.place)
         for batch_id, bucket, rows, manifest in work:
             state = FileBucketState(manifest, files, journals, batch_id, bucket)
             frames = map(self.frame_files.get, rows)
-            out = [send(row) for row in run_stage(self.stage, bucket, self.buckets, frames, state)]
+            out = list(run_stage(self.stage, bucket, self.buckets, frames, state))
             assert state.stored is not None
             yield BucketOutput(bucket, out, state.stored)
 
@@ -143,7 +130,10 @@ class StageRunner:
         """Run some buckets as a Spark task, which returns large frames by name."""
         store = self.open_store()
         files = RunFiles(store, self.number)
-        done = list(self.run(work, files, self.frame_files.put))
+        done = [
+            each._replace(rows=[self.frame_files.put(row) for row in each.rows])
+            for each in self.run(work, files)
+        ]
         files.sync()
         store.close()
         if done:
