@@ -178,9 +178,7 @@ def _floats(cells: Cells) -> Fragments:
     return with_nulls(cells, Fragments(written))
 
 
-def _number_kinds(
-    column: pa.Array, cells: Cells
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _number_kinds(column: pa.Array, cells: Cells) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Say which texts are digits alone, behind a sign if any, and which are that or have one point among them."""
     data, lengths = data_of(column), np.maximum(cells.lengths, 0)
     ends = np.cumsum(lengths)
