@@ -1,6 +1,6 @@
 """Capture into a log: rows per second of CPU, latency, snapshot, memory; of PostgreSQL beside Debezium's engine.
 
-    python benchmarks/capture.py [--rows 500000] [--rounds 3] [--parts stream,snapshot,latency,memory,mariadb,sqlite]
+    python benchmarks/capture.py [--rows 500000] [--rounds 3] [--parts stream,ceiling,snapshot,latency,memory,mariadb,sqlite]
         [--large-rows 5000000] [--peers debezium|none] [--debezium-python PATH]
 
 Both read the same changes of the same server, with a slot each, and make what they read durable before they
@@ -9,6 +9,7 @@ lines of a file. A side's CPU is that of its own process, the server's is not co
 process, which counts the start of Python and of the JVM, and from the first change that came to the last.
 
 stream    rows in transactions of 1,000: two fifths insertions, two fifths updates, a fifth deletions
+ceiling   the same stream by pg_recvlogical, which keeps nothing: what the server can give
 snapshot  the rows of a table of three columns, and of one of eight
 latency   transactions of one row at an even pace; from their commit, by the server's clock, to durable
 memory    one transaction of many rows; the most memory that the process had
@@ -138,6 +139,34 @@ class Millstream(Side):
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+class Receiver(Side):
+    """pg_recvlogical, which comes with the server."""
+
+    def prepare(self) -> None:
+        execute(
+            self,
+            "CREATE PUBLICATION raw FOR ALL TABLES",
+            "SELECT pg_create_logical_replication_slot('raw', 'pgoutput')",
+        )
+
+    def start(self, wanted: int, *, lags: bool = False) -> subprocess.Popen:  # noqa: ARG002 - it has none
+        url = self.server.url(self.database)
+        with psycopg.connect(url) as session:
+            (end,) = session.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
+        self.wanted, self.begun_s = wanted, time.monotonic()
+        options = ("proto_version=1", "publication_names=raw")
+        command = [self.server.program("pg_recvlogical"), "--start", "--slot=raw", "--no-loop"]
+        command += [f"--dbname={url}", f"--endpos={end}", "--file=/dev/null", "--fsync-interval=0"]
+        command += [f"--option={one}" for one in options]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def finish(self, process: subprocess.Popen) -> dict:
+        _, err = process.communicate()
+        if process.returncode:
+            sys.exit(f"pg_recvlogical failed:\n{err[-4000:]}")
+        return {"changes": self.wanted, "wall_s": time.monotonic() - self.begun_s}
+
+
 class Debezium(Side):
     """Debezium's engine."""
 
@@ -182,11 +211,12 @@ class Debezium(Side):
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def with_sides(options: argparse.Namespace, run) -> dict[str, list[dict]]:
+def with_sides(options: argparse.Namespace, run, sides=None) -> dict[str, list[dict]]:
     """Run each side ``rounds`` times, in turns, with a new database each; return what each gave."""
-    found: dict[str, list[dict]] = {one.__name__: [] for one in options.sides}
+    sides = sides or options.sides
+    found: dict[str, list[dict]] = {one.__name__: [] for one in sides}
     for number in range(options.rounds):
-        for kind in options.sides if number % 2 else reversed(options.sides):
+        for kind in sides if number % 2 else reversed(sides):
             folder = Path(tempfile.mkdtemp(prefix="capture-", dir=options.cache))
             with PostgresServer(
                 wal_level="logical", max_wal_size="8GB", checkpoint_timeout="1h"
@@ -412,6 +442,22 @@ def report(title: str, found: dict[str, list[dict]]) -> None:
         print(f"  rows per CPU-second, times Debezium's: {spread(ratios)}")
 
 
+def report_snapshots(options: argparse.Namespace) -> None:
+    narrow = ("id int PRIMARY KEY, a int, b text", "n, n % 1000, 'text ' || n")
+    for title, columns, row in (("3 columns", *narrow), ("8 columns", COLUMNS, ROW)):
+        report(
+            f"Snapshot of {options.rows:,} rows, {title}",
+            with_sides(options, lambda side, c=columns, r=row: snapshot(side, options.rows, c, r)),
+        )
+
+
+def report_ceiling(options: argparse.Namespace) -> None:
+    found = with_sides(options, lambda side: stream(side, options.rows), [Receiver])["Receiver"]
+    rates = spread([one["changes"] / one["wall_s"] for one in found], 0)
+    title = f"The same stream of {options.rows:,} rows, received and not kept"
+    table(title, ["", "rows/s"], [["pg_recvlogical", rates]])
+
+
 def debezium_python(options: argparse.Namespace) -> str:
     """Return the Python of an environment that has Debezium's engine, made if need be."""
     if options.debezium_python:
@@ -432,7 +478,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=500_000)
     parser.add_argument("--large-rows", type=int, default=5_000_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--parts", default="stream,snapshot,latency,memory,mariadb,sqlite")
+    parser.add_argument("--parts", default="stream,ceiling,snapshot,latency,memory,mariadb,sqlite")
     parser.add_argument("--peers", default="debezium", choices=["debezium", "none"])
     parser.add_argument("--debezium-python")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "capture-bench")
@@ -449,15 +495,10 @@ def main() -> None:
             f"Stream of {options.rows:,} rows, 8 columns",
             with_sides(options, lambda side: stream(side, options.rows)),
         )
+    if "ceiling" in parts:
+        report_ceiling(options)
     if "snapshot" in parts:
-        narrow = ("id int PRIMARY KEY, a int, b text", "n, n % 1000, 'text ' || n")
-        for title, columns, row in (("3 columns", *narrow), ("8 columns", COLUMNS, ROW)):
-            report(
-                f"Snapshot of {options.rows:,} rows, {title}",
-                with_sides(
-                    options, lambda side, c=columns, r=row: snapshot(side, options.rows, c, r)
-                ),
-            )
+        report_snapshots(options)
     for part, kind in (("mariadb", MariaDb), ("sqlite", Sqlite)):
         if part in parts:
             report_other(kind, options)

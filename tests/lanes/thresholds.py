@@ -35,6 +35,7 @@ LOWERED: dict[str, dict[str, float]] = {
     "capture.postgres.tracker": {"BLOCK_ROWS_MIN": 1},
     "capture.sqlite.cells": {"BLOCK_ROWS_MIN": 1},
     "capture.sqlite.source": {"_RUN_ROWS_MAX": 1},
+    "capture.json_columns": {"_SMALL_END": 2},
     "capture.record_queues": {
         "COLUMNS_MIN": 1,
         "_QUEUED_BYTES_MAX": 1,

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from millstream.capture.json_columns import joined, numbers
+from millstream.capture.json_columns import counted, joined
 from millstream.capture.outbox import OutboxRouter, RoutedEvent
 from millstream.capture.units import (
     CaptureUnit,
@@ -358,8 +358,8 @@ class _Unit:
     def _block(self, block: RowBlock) -> CapturedRecords:
         """Return the records of many rows: each as :meth:`_record` makes it, and a tombstone after each deletion."""
         table, count = self._table(block.database, block.table), len(block.rows)
-        totals = numbers(np.arange(self.total + 1, self.total + count + 1))
-        orders = numbers(np.arange(table.count + 1, table.count + count + 1))
+        totals = counted(self.total + 1, self.total + count + 1)
+        orders = counted(table.count + 1, table.count + count + 1)
         self.total += count
         table.count += count
         rows: tuple[Any, ...] = (b'{"before":null,"after":', block.rows)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 Int64s: TypeAlias = "NDArray[np.int64]"
 
 _NOTHING = pa.scalar(b"")
+_SMALL_END = 1 << 15
 # What JSON has as an escape in a text.
 _ESCAPED = np.zeros(256, np.bool_)
 _ESCAPED[:32] = True
@@ -123,6 +125,17 @@ def joined(pieces: Sequence[Any]) -> pa.Array:
 def numbers(values: Int64s) -> pa.Array:
     """Return whole numbers as texts."""
     return pa.array(values).cast(pa.string()).cast(pa.binary())
+
+
+def counted(first: int, end: int) -> pa.Array:
+    """Return the numbers of [first, end) as texts."""
+    return _small_numbers()[first:end] if end <= _SMALL_END else numbers(np.arange(first, end))
+
+
+@cache
+def _small_numbers() -> pa.Array:
+    """Return those below ``_SMALL_END``, to which transactions count again and again."""
+    return numbers(np.arange(_SMALL_END))
 
 
 # ── encoders ────────────────────────────────────────────────────────────────────────────────

@@ -120,8 +120,10 @@ class RecordQueues:
     def _send_columns(self, topic: str, parts: list[_Columns]) -> None:
         if not parts:
             return
-        keys, values = (pa.concat_arrays([part[place] for part in parts]) for place in range(2))
-        times = np.concatenate([part.timestamps_ms for part in parts])
+        keys, values, times = parts[0]
+        if len(parts) > 1:  # a copy of all that is sent
+            keys, values = (pa.concat_arrays([part[place] for part in parts]) for place in range(2))
+            times = np.concatenate([part.timestamps_ms for part in parts])
         self._sent(self.producer.send_many(topic, values=values, keys=keys, timestamps_ms=times))
 
     def _send_unkeyed(self, records: CapturedRecord | CapturedRecords) -> None:

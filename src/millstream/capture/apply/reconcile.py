@@ -90,7 +90,7 @@ class Reconciler:
     rows_in_memory: int = ROWS_IN_MEMORY
     path: Path | None = None
     """Where the target is, if it is a file or a folder."""
-    _source: ComparedSource = field(init=False)
+    _source: ComparedSource = field(init=False, repr=False)
 
     def run(
         self,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millstream.capture.json_columns import (
     Cells,
@@ -25,6 +26,7 @@ from millstream.capture.json_columns import (
     as_texts,
     as_they_are,
     by_value,
+    data_of,
     joined,
     with_byte,
     with_nulls,
@@ -49,6 +51,12 @@ _TEXT, _NULL = ord("t"), ord("n")
 _DATE_BYTES = len("2026-01-02")
 _TIMESTAMP_BYTES_MIN = len("2026-01-02 03:04:05")
 _NOT_FINITE = {"nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}
+# Of letters in numbers: none of a digit, one of a point, many of all else.
+_OTHER_MARK = 1 << 32
+_NUMBER_MARKS = np.full(256, _OTHER_MARK, np.int64)
+_NUMBER_MARKS[ord("0") : ord("9") + 1] = 0
+_NUMBER_MARKS[ord(".")] = 1
+_WHOLE_BYTES_MAX = len("-999999999999999")  # from there on PostgreSQL writes exponents
 _TAB, _NEWLINE, _BACKSLASH = ord("\t"), ord("\n"), ord("\\")
 
 
@@ -155,13 +163,32 @@ def _timestamps(cells: Cells) -> Fragments:
 
 
 def _floats(cells: Cells) -> Fragments:
-    """Numbers with the digits that Python writes; NaN and the infinities are texts."""
-    nulls = cells.nulls
-    found = cells.gathered().to_pylist()
-    if nulls is not None:
-        found = [data or b"0" for data in found]
-    shown = [_float_json(data) for data in map(float, found)]
-    return with_nulls(cells, Fragments(pa.array(shown, pa.string()).cast(pa.binary())))
+    """Numbers with the digits that Python writes; NaN and the infinities are texts.
+
+    PostgreSQL and Python write the fewest digits that are the same number. Without an exponent they differ in whole
+    numbers alone, which have ".0" in Python; the few others are read one by one.
+    """
+    column = cells.gathered()
+    whole, plain = _number_kinds(column, cells)
+    written = joined([column, pc.if_else(pa.array(whole), pa.scalar(b".0"), pa.scalar(b""))])
+    if not plain.all():
+        others = pa.array(~plain)
+        read = [_float_json(float(text)).encode() for text in column.filter(others).to_pylist()]
+        written = pc.replace_with_mask(written, others, pa.array(read, pa.binary()))
+    return with_nulls(cells, Fragments(written))
+
+
+def _number_kinds(column: pa.Array, cells: Cells) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Say which texts are digits alone, behind a sign if any, and which are that or have one point among them."""
+    data, lengths = data_of(column), np.maximum(cells.lengths, 0)
+    ends = np.cumsum(lengths)
+    counts = np.concatenate([[0], np.cumsum(_NUMBER_MARKS[data])])
+    found = counts[ends] - counts[ends - lengths]
+    if len(data):
+        firsts = data[np.minimum(ends - lengths, len(data) - 1)]
+        found -= np.where((firsts == ord("-")) & (lengths > 0), _OTHER_MARK, 0)
+    whole = (found == 0) & (lengths <= _WHOLE_BYTES_MAX)
+    return whole, (whole | (found == 1)) & (cells.lengths != 0)
 
 
 def _float_json(value: float) -> str:

@@ -24,6 +24,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import Any
 
 from psycopg import ProgrammingError
@@ -100,6 +102,7 @@ _OWN_SLOTS = (
     "SELECT slot_name::text FROM pg_replication_slots "
     "WHERE NOT temporary AND database = current_database() AND slot_name ~ %s"
 )
+_tag_of = itemgetter(RUN_TAG)  # of a keepalive, which is shorter, it is empty
 _NAME_MAX = 36  # of the 63 bytes that a slot's name may have
 
 
@@ -561,26 +564,28 @@ class _Run:
 
         More of them are waited for: before its end has come nothing of the transaction can be stored.
         """
-        messages: list[bytes] = []
-        size, tag = 0, b""
-        buffer = self._buffer
+        run: list[bytes] = []
+        size, buffer = 0, self._buffer
         while True:
             if not buffer:
                 self._receive_more()
                 continue
-            data = buffer.popleft()
-            if data[:1] == KEEPALIVE:
+            if buffer[0][:1] == KEEPALIVE:
+                buffer.popleft()
                 continue
-            if messages and (data[RUN_TAG] != tag or size >= _RUN_BYTES_MAX):
-                yield messages
-                messages, size = [], 0
-            if not messages:
-                tag = data[RUN_TAG]
-            messages.append(data)
-            size += len(data)
-            if len(messages) == _RUN_ROWS_MAX or not is_change(data):
-                yield messages
-                messages, size = [], 0
+            if run and _tag_of(buffer[0]) != _tag_of(run[0]):
+                yield run
+                run, size = [], 0
+            if not is_change(buffer[0]):
+                yield [buffer.popleft()]
+                continue
+            _, alike = next(groupby(buffer, _tag_of))
+            count = sum(1 for _ in islice(alike, _RUN_ROWS_MAX - len(run)))
+            run += [buffer.popleft() for _ in range(count)]
+            size += sum(map(len, run[-count:]))
+            if len(run) == _RUN_ROWS_MAX or size >= _RUN_BYTES_MAX:
+                yield run
+                run, size = [], 0
 
     def _receive_more(self) -> None:
         """Receive messages, after waiting for them for a moment."""

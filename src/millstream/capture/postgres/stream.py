@@ -199,14 +199,15 @@ class WalStream:
         """
         messages: list[bytes] = []
         taken, looked = 0, False
-        connection = self._connection
+        connection, add = self._connection, messages.append
+        get = connection.get_copy_data
         with self._lock:
             if self._ended:
                 raise self._end()
             while taken < _BATCH_BYTES:
-                size, data = connection.get_copy_data(1)
+                size, data = get(1)
                 if size > 0:
-                    messages.append(bytes(data))
+                    add(bytes(data))
                     taken += size
                     looked = False
                     continue

@@ -153,12 +153,14 @@ def test_earlier_versions_of_a_table_are_kept(tmp_path):
     ]
     for number, state in enumerate(states):
         expected = sorted(state)
-        found = duckdb.read_parquet(parquet_files(users, number)).fetchall()
-        assert sorted(row[:2] for row in found) == expected
-        delta = DeltaTable(folder / "delta" / "public.users", version=number).to_pyarrow_table()
-        assert sorted((row["id"], row["part"]) for row in delta.to_pylist()) == expected
-        rows = table.scan(snapshot_id=ends[number]).to_arrow().to_pylist()
-        assert sorted((row["id"], row["part"]) for row in rows) == expected
+        delta = DeltaTable(folder / "delta" / "public.users", version=number)
+        iceberg = table.scan(snapshot_id=ends[number])
+        for rows in (delta.to_pyarrow_table(), iceberg.to_arrow()):
+            assert sorted((row["id"], row["part"]) for row in rows.to_pylist()) == expected
+        tasks = [task.file.file_path.removeprefix("file://") for task in iceberg.plan_files()]
+        for files in (parquet_files(users, number), delta.file_uris(), tasks):
+            found = duckdb.read_parquet(list(files), union_by_name=True)
+            assert sorted(found.select("id", "part").fetchall()) == expected
     with pytest.raises(ConfigError, match="versions 0 to 2 are kept"):
         parquet_files(users, 9)
 

@@ -152,6 +152,13 @@ def test_a_source_that_cannot_be_compared_is_refused():
         ms.reconcile("shop", "oracle://root:secret@localhost/shop", "sqlite:///copy.db")
 
 
+def test_what_is_compared_is_shown_before_it_runs_and_without_passwords():
+    url = "postgresql://reader:secret@localhost/shop"
+    shown = repr(ms.reconcile("shop", url, url.replace("shop", "copy")))
+    assert "Reconcil" in shown
+    assert "secret" not in shown
+
+
 def test_a_copy_in_postgres_is_compared_and_repaired(tmp_path):
     with start() as server:
         shop = Shop(server)

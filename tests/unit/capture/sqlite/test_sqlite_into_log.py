@@ -1,6 +1,7 @@
 """A SQLite database captured into a log by the command, which is killed again and again."""
 
 import json
+import os
 import random
 import re
 import sqlite3
@@ -15,6 +16,8 @@ from capture_replica import replayed
 from millstream.client import connect
 from millstream.errors import UnknownTopicError
 
+# `make test-long` kills it more often.
+KILLS = int(os.environ.get("MILLSTREAM_CAPTURE_KILLS", "12"))
 SCHEMA = (
     "PRAGMA journal_mode = WAL",
     "CREATE TABLE t (id INTEGER PRIMARY KEY, n INT)",
@@ -29,6 +32,7 @@ STATEMENTS = (
     "UPDATE OR REPLACE u SET n = {b} WHERE k = '{a}'",
     "DELETE FROM u WHERE n = {b}",
 )
+TEST_S = 1800
 PAUSE = threading.Event()
 # Another program writes: it knows nothing of capture.
 WRITER = """
@@ -73,14 +77,14 @@ def records(folder):
         return 0
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("kills", [2, pytest.param(12, marks=pytest.mark.thorough)])
-def test_a_capture_that_is_killed_leaves_every_change_once(tmp_path, kills):
+@pytest.mark.timeout(TEST_S)
+@pytest.mark.parametrize("kills", [2, pytest.param(KILLS, marks=pytest.mark.thorough)])
+def test_1_2_a_capture_that_is_killed_leaves_every_change_once(tmp_path, kills):
     path, folder, rng = tmp_path / "shop.db", tmp_path / "log", random.Random(3)
     database = sqlite3.connect(path, isolation_level=None)
     for statement in SCHEMA:
         database.execute(statement)
-    writers = [start(("-c", WRITER), path, seed, 200, *STATEMENTS) for seed in range(2)]
+    writers = [start(("-c", WRITER), path, seed, TEST_S, *STATEMENTS) for seed in range(2)]
     for _ in range(kills):
         wanted = records(folder) + rng.randrange(2, 40)
         process = capture(path, folder)
