@@ -39,7 +39,6 @@ from millstream.ops.previous_version import (
     has_read_past,
     keep_previous,
     link_runs,
-    program_digest,
 )
 from millstream.pipeline.compiler import compile_plan
 from millstream.pipeline.graph import Output
@@ -71,7 +70,7 @@ from millstream.views.schema import JOB
 from millstream.views.sink import RunStart
 from millstream.views.state_store.program import StoredProgram
 from millstream.views.state_store.program_paths import ProgramPaths
-from millstream.views.state_store.program_switch import ProgramSwitch, RebuiltView
+from millstream.views.state_store.program_switch import SWITCHED_BY, ProgramSwitch, RebuiltView
 from millstream.views.state_store.program_tables import RunProgram
 from millstream.views.state_store.store import StateStore
 from millstream.views.store_location import STATE_STORE_FILE, open_state_store, state_store_exists
@@ -169,7 +168,8 @@ def settle(app: App, now: datetime) -> None:
     """Complete what an interrupted deployment has left of the version before, and drop it if its time has run out."""
     if state_store_exists(app.state_store):
         with open_state_store(app.state_store, readonly=True) as store:
-            settle_previous(app.folder, program_digest(store.program(app.name, JOB)))
+            switched_by = store.description(app.name, SWITCHED_BY)
+        settle_previous(app.folder, switched_by)
     drop_expired(app.folder, now)
 
 
@@ -281,8 +281,7 @@ class Deployment:
         records = self.compute(on_batch, rows_per_batch)
         switched = not active_runs(self.app.folder)
         if switched:
-            self.switch()
-            settle_previous(self.app.folder, program_digest(self.program))
+            settle_previous(self.app.folder, self.switch())
             remove_version(self.app.folder, NEXT_FOLDER)
         until = kept_until(self.app.folder)
         return DeployResult(self.app.name, self.change, records, switched, until)
@@ -327,8 +326,8 @@ class Deployment:
         with open_state_store(self._store, readonly=True) as store:
             return store.scan(view)
 
-    def switch(self) -> None:
-        """Let the new program take the place of the one before. The app is stopped."""
+    def switch(self) -> int:
+        """Let the new program take the place of the one before. The app is stopped. Return the run that did it."""
         with (
             open_committer(self.plan, self.app.state_store, self.app.log) as committer,
             hold_run_lock(
@@ -344,6 +343,7 @@ class Deployment:
                 partitioning=self.stored.partitioning,
                 same_expressions=self.same_expressions,
             )
+            return committer.run
 
     def _switch(self, live: StateStore, start: RunStart, beginning: RunProgram) -> ProgramSwitch:
         there = {schema.name for schema in live.views()} - {DEAD_LETTERS_VIEW}
@@ -351,7 +351,15 @@ class Deployment:
         replaced = sorted(there & self.rebuilt_views | there - declared)
         if not is_url(self.app.state):  # runs in an object store cannot be kept by links
             until = self.keeping.until()
-            keep_previous(self.app.folder, live, self.app.name, replaced, beginning, until=until)
+            keep_previous(
+                self.app.folder,
+                live,
+                self.app.name,
+                replaced,
+                run=start.run,
+                at=beginning.at,
+                until=until,
+            )
         kept = StatePart(live.state_manifests(self.app.name, JOB), self.change.change.kept)
         outputs = self.outputs()
         if not outputs:

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 from millstream.client.open import open_reader
 from millstream.client.reader import Reader
 from millstream.kernels.adopted_state import StatePart, combine_state
-from millstream.kernels.code_digest import digest
 from millstream.kernels.definition import canonical_text
 from millstream.kernels.plan import JobPlan
 from millstream.log.files import DISK
@@ -64,14 +63,15 @@ def keep_previous(
     live: StateStore,
     app: str,
     views: Sequence[str],
-    new: RunProgram,
     *,
+    run: int,
+    at: str,
     until: datetime,
 ) -> None:
-    """Make ``previous.new/`` of what the live program has, as of its last batch. Call it in a run that commits none.
+    """Make ``previous.new/`` of what the live program has, as of its last batch, for the ``run`` that switches.
 
-    ``views`` are those whose rows are kept; ``new`` is the program that takes its place. Nothing is kept where it is not
-    known from where the live program reads on.
+    ``views`` are those whose rows are kept; ``at`` is the time of the run. Nothing is kept where it is not known from
+    where the live program reads on.
     """
     program = live.program(app, JOB)
     offset = _source_offset(folder, live, app)
@@ -83,22 +83,17 @@ def keep_previous(
     with open_state_store(made / STATE_STORE_FILE) as store:
         for view in views:
             store.declare(live.schema(view))
-        run, _ = store.begin_run(
-            app, JOB, PREVIOUS_FOLDER, RunProgram(program, live.outputs(app, JOB), new.at)
+        own_run, _ = store.begin_run(
+            app, JOB, PREVIOUS_FOLDER, RunProgram(program, live.outputs(app, JOB), at)
         )
         store.commit(
-            Fence(app, JOB, run, 0),
+            Fence(app, JOB, own_run, 0),
             [ViewChange(view, live.scan(view)) for view in views],
             position=live.position(app),
             status={SOURCE_OFFSET: offset},
             state=live.state_manifests(app, JOB),
         )
-    write_kept_until(folder, until, program_digest(new.program))
-
-
-def program_digest(program: StoredProgram | None) -> str:
-    """Return what tells a program from others: a digest of its steps and outputs."""
-    return "" if program is None else digest(canonical_text([program.steps, program.outputs]))
+    write_kept_until(folder, until, run)
 
 
 def _source_offset(folder: Path, live: StateStore, app: str) -> dict[str, Any] | None:

@@ -31,6 +31,7 @@ from millstream.views.runs.control_files import hold_run_lock
 from millstream.views.runs.version_folders import NEXT_FOLDER
 from millstream.views.schema import JOB
 from millstream.views.state_store import store as state_store
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 from millstream.views.state_store.store import StateStore
 from millstream.views.store_location import open_state_store
 
@@ -108,6 +109,29 @@ def test_killed_at_any_step_one_version_is_there_as_a_whole(tmp_path, point):
     edited.append(last)
     edited.run(app)
     assert edited.views(app) == edited_answers([*rows, *last])
+
+
+def test_a_switch_that_is_repeated_after_its_commit_is_done(tmp_path, monkeypatch):
+    edited, rows = began(tmp_path)
+    write = SqliteStateStore._write
+
+    def twice(self, work):  # as over a connection that breaks when the commit is through
+        write(self, work)
+        return write(self, work)
+
+    app = edited.write(*EDIT)
+    with monkeypatch.context() as patched:
+        patched.setattr(SqliteStateStore, "switch_program", _repeated(twice))
+        assert deploy(app).switched
+    assert edited.views(app) == edited_answers(rows)
+
+
+def _repeated(twice):
+    def switch(self, start, made):
+        with mock.patch.object(SqliteStateStore, "_write", twice):
+            StateStore.switch_program(self, start, made)
+
+    return switch
 
 
 def test_a_deployment_that_was_stopped_reads_no_record_twice(tmp_path):

@@ -152,6 +152,19 @@ def test_a_deployment_that_is_killed_after_its_transaction_can_be_gone_back_from
     assert edited.views(app) == edited_answers(rows)
 
 
+def test_what_a_killed_deployment_has_kept_is_there_after_a_run_with_other_outputs(deployed):
+    edited, rows = deployed
+    with (
+        mock.patch("millstream.ops.deploy.settle_previous", side_effect=[None, SimulatedCrash]),
+        suppress(SimulatedCrash),
+    ):
+        deploy(edited.write(("FACTOR = 2", "FACTOR = 7")), clock=at(1))
+    edited.run(edited.write(("FACTOR = 2", "FACTOR = 7"), ('"cost") > 3', '"cost") > 4')))
+    app = edited.write(*EDIT)
+    assert rollback(app, clock=at(2)).records == 0
+    assert edited.views(app) == edited_answers(rows)
+
+
 def test_a_rollback_that_is_killed_before_its_transaction_has_changed_nothing(deployed):
     edited, rows = deployed
     app = edited.write()
@@ -219,5 +232,5 @@ def test_an_app_is_not_reset_while_a_deployment_is_at_work(tmp_path):
 def test_until_when_a_version_is_kept_is_durable_before_it_is_there(tmp_path):
     (tmp_path / PREVIOUS_NEW_FOLDER).mkdir()
     with mock.patch.object(type(DISK), "sync", autospec=True, side_effect=type(DISK).sync) as sync:
-        write_kept_until(tmp_path, NOW, "a digest")
+        write_kept_until(tmp_path, NOW, 3)
     assert sync.call_count == 1
