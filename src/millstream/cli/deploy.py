@@ -69,7 +69,7 @@ def switch_options(command: Command) -> Command:
 @click.option(
     "--gone-ok",
     is_flag=True,
-    help="Rebuild although the log no longer holds all records: what is rebuilt lacks them, and says so.",
+    help="Rebuild although the log no longer holds all records, or is compacted: what is rebuilt lacks them, and says so.",
 )
 @json_option
 @click.pass_context

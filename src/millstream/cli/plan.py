@@ -76,7 +76,8 @@ def plan(
     the app may run meanwhile.
 
     The exit code is 0 if everything keeps, 3 if something is rebuilt or dropped, 4 if it is
-    refused, and 5 if a rebuild needs records that the log no longer holds; 1 and 2 are errors.
+    refused, and 5 if a rebuild needs records that the log no longer holds, or that compaction may have removed;
+    1 and 2 are errors.
 
     \b
     Examples:
@@ -162,4 +163,8 @@ def _read_again(plan: ChangePlan) -> list[str]:
         sentences.append(
             f"The log no longer holds {pluralize(plan.gone, 'record')} before these: what is rebuilt lacks them."
         )
+    sentences += [
+        f"The topic {topic!r} is compacted: what is rebuilt lacks the records that compaction has removed."
+        for topic in sorted({topic for topics in plan.compacted.values() for topic in topics})
+    ]
     return sentences

@@ -34,6 +34,7 @@ from millstream.object_store.address import is_url
 from millstream.ops.plan import ChangePlan, buckets_of_state, plan_change
 from millstream.ops.previous_version import (
     BEGUN_FROM,
+    KeptCoverage,
     PreviousVersion,
     has_lost_records,
     has_read_past,
@@ -69,6 +70,11 @@ from millstream.views.runs.version_folders import (
 from millstream.views.schema import JOB
 from millstream.views.sink import RunStart
 from millstream.views.state_store.program import StoredProgram
+from millstream.views.state_store.program_change import (
+    ProgramOutputs,
+    ProgramState,
+    compare_programs,
+)
 from millstream.views.state_store.program_paths import ProgramPaths
 from millstream.views.state_store.program_switch import SWITCHED_BY, ProgramSwitch, RebuiltView
 from millstream.views.state_store.program_tables import RunProgram
@@ -207,10 +213,16 @@ def _check_possible(app: App, plan: ChangePlan, *, gone_ok: bool) -> None:
             f"{app.name} cannot take the place of what has run: {'; '.join(refused)}. Undo that, or give the app "
             "another name."
         )
-    if plan.verdict == "rebuilds" and plan.gone and not gone_ok:
+    if plan.lacks_records and not gone_ok:
+        topics = sorted({topic for topics in plan.compacted.values() for topic in topics})
+        lost = [f"The log no longer holds {plan.gone:,} records that {app.name} has read before"]
+        lost = [
+            *(lost if plan.gone else []),
+            *(f"The topic {one!r} is compacted" for one in topics),
+        ]
         raise ConfigError(
-            f"The log no longer holds {plan.gone:,} records that {app.name} has read before: what is rebuilt would lack "
-            "them. Confirm it by --gone-ok, or undo the change."
+            f"{'. '.join(lost)}: what is rebuilt would lack the records that are gone. Confirm it by --gone-ok, or "
+            "undo the change."
         )
     if is_url(app.state) and plan.verdict == "rebuilds":
         raise ConfigError(
@@ -315,9 +327,10 @@ class Deployment:
 
         run = LocalRun(part, self.app.log, self.folder, self._store, rows_per_batch)
         if not self._store.exists():
-            begun = PreviousVersion(self.app.name, self.app.folder).begin(run, part, ends)
-            if self.back and not begun:
-                raise _cannot_go_back(self.app)
+            previous = PreviousVersion(self.app.name, self.app.folder)
+            refusal = previous.begin(run, part, ends, partial_ok=self.back)
+            if self.back and refusal is not None:
+                raise _cannot_go_back(self.app, refusal)
         run.run(ends, count, partitioning=dict(self.stored.partitioning))
         return sum(read)
 
@@ -346,16 +359,13 @@ class Deployment:
             return committer.run
 
     def _switch(self, live: StateStore, start: RunStart, beginning: RunProgram) -> ProgramSwitch:
-        there = {schema.name for schema in live.views()} - {DEAD_LETTERS_VIEW}
-        declared = {sink.name for sink in self.plan.sinks if sink.spec == ViewSinkSpec()}
-        replaced = sorted(there & self.rebuilt_views | there - declared)
         if not is_url(self.app.state):  # runs in an object store cannot be kept by links
             until = self.keeping.until()
             keep_previous(
                 self.app.folder,
                 live,
                 self.app.name,
-                replaced,
+                self._views_to_keep(live, beginning),
                 run=start.run,
                 at=beginning.at,
                 until=until,
@@ -378,16 +388,47 @@ class Deployment:
             beginning, self.ends, manifests, views, coverage, steps=self.stored.steps
         )
 
+    def _views_to_keep(self, live: StateStore, beginning: RunProgram) -> list[str]:
+        """Return the views whose rows the new program changes or leaves out, or that going back would rebuild."""
+        there = {one.name: one for one in live.views() if one.name != DEAD_LETTERS_VIEW}
+        schemas = {one.name: one for one in view_schemas(self.plan)}
+        after = ProgramState(
+            beginning.program,
+            ProgramOutputs(beginning.outputs, schemas),
+            BatchBoundary(0, {}, beginning.at),
+        )
+        written = {  # those that were left out before may read steps that are no longer there
+            output: one
+            for output, one in live.outputs(self.app.name, JOB).items()
+            if output[0] in self.stored.outputs
+        }
+        before = ProgramOutputs(
+            written,
+            {name: one for name, one in there.items() if (name, STATE_STORE_VIEW) in written},
+        )
+        back = compare_programs(after, self.stored, before, same_expressions=True)
+        rebuilt = {one.name for one in back.parts if one.verdict == "rebuilds"}
+        return sorted(there.keys() & (rebuilt | self.rebuilt_views) | there.keys() - schemas.keys())
+
     def _coverage(self, at: str) -> dict[OutputSink, OutputCoverage]:
-        """Return the coverage of rebuilt views: of all that the log holds."""
+        """Return the coverage of rebuilt views: of all that the log holds, or as that of the version that was kept."""
         starts: dict[str, dict[str, int]] = {}
         for one in self.change.replays:
             starts.setdefault(one.topic, {})[str(one.partition)] = one.start
+        since = BatchBoundary(0, starts, at) if self.change.gone else None
         with open_state_store(self._store, readonly=True) as store:
-            has_all = store.description(self.app.name, BEGUN_FROM) is not None
-        since = BatchBoundary(0, starts, at) if self.change.gone and not has_all else None
+            begun = KeptCoverage.from_json(store.description(self.app.name, BEGUN_FROM))
+            has_read = begun is None or store.position(self.app.name) != begun.position
+
+        def spans(view: str) -> tuple[CoverageSpan, ...]:
+            compacted = self.change.compacted.get(f"view {view}", ()) if has_read else ()
+            if begun is None:
+                return (CoverageSpan(since, compacted=compacted),)
+            *before, last = begun.spans[view]
+            return (*before, replace(last, compacted=compacted or last.compacted))
+
         return {
-            (name, label): replace(one, spans=(CoverageSpan(since),))
+            (name, label): replace(one, spans=spans(name))
             for (name, label), one in initial_coverage(self.plan).items()
             if label == STATE_STORE_VIEW and name in self.rebuilt_views
         }
@@ -403,7 +444,8 @@ class Deployment:
     def _remove_other(self, part: JobPlan, ends: Mapping[str, list[int]], log: Reader) -> None:
         """Remove what was computed for another edit, with other buckets, or past the app: it was restored since.
 
-        So is what cannot go on, as the log has lost records behind it; and for a rollback, what was read from the start
+        So is a folder without a batch, which may say that it begins with the kept version, and has not begun;
+        what cannot go on, as the log has lost records behind it; and for a rollback, what was read from the start
         of the log.
         """
         if not self._store.exists():
@@ -417,15 +459,14 @@ class Deployment:
         past = has_read_past(read, ends)
         lost = offset is not None and has_lost_records(log, offset, ends)
         other = known is None or known.to_json() != now.to_json()
-        if other or past or lost or (self.back and begun_from is None):
+        if offset is None or other or past or lost or (self.back and begun_from is None):
             remove_version(self.app.folder, NEXT_FOLDER)
 
 
-def _cannot_go_back(app: App) -> ConfigError:
+def _cannot_go_back(app: App, why: str) -> ConfigError:
     return ConfigError(
-        f"{app.name} cannot go back by what is kept of the version before: the log no longer holds all records that "
-        "were read since, or the app was restored to a time before. Deploy the file instead (millstream deploy), which "
-        "reads what the log holds from its start."
+        f"{app.name} cannot go back by what is kept of the version before: {why}. Deploy the file instead (millstream "
+        "deploy), which reads what the log holds from its start."
     )
 
 

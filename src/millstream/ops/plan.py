@@ -7,7 +7,7 @@ decided in `views/state_store/program_change.py`; here it becomes records to rea
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from millstream.client.reader import Reader
 from millstream.errors import UnknownTopicError
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.state.keyhash import Buckets
+from millstream.spark.whole_topics import compacted_topics_of_transactions, is_compacted
 from millstream.views.commit.committer import view_schemas
 from millstream.views.coverage import BatchBoundary, initial_coverage
 from millstream.views.position import TOPIC_IDS
@@ -45,7 +46,8 @@ class PartitionReplay:
     """The offsets ``[start, end)`` of a partition that are to be read again.
 
     ``gone`` are the records before them that the log no longer holds. Offsets are counted: where
-    compaction has removed records, or transactions have left markers, there are fewer records.
+    compaction has removed records, or transactions have left markers, there are fewer records
+    (:attr:`ChangePlan.compacted`).
     """
 
     topic: str
@@ -62,6 +64,8 @@ class ChangePlan:
     ``boundary`` is None where nothing was committed yet, so that nothing can change. ``replays`` are what
     the parts that rebuild need of the log. ``records_per_s`` is the speed of the app's largest batch; None
     if none was measured. ``kept_until``: how long the version before the last deployment is kept; None if there is none.
+    ``compacted``: of each part that is rebuilt, as ``"view clicks"``, the topics of which compaction may have removed
+    records that it needs. A part that reads nothing but tables needs the last record of each key alone.
     """
 
     app: str
@@ -70,6 +74,7 @@ class ChangePlan:
     replays: tuple[PartitionReplay, ...] = ()
     records_per_s: float | None = None
     kept_until: datetime | None = None
+    compacted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def verdict(self) -> Verdict:
@@ -87,6 +92,11 @@ class ChangePlan:
         return sum(one.gone for one in self.replays)
 
     @property
+    def lacks_records(self) -> bool:
+        """Whether a rebuild needs records that the log no longer holds, or that compaction may have removed."""
+        return self.verdict == "rebuilds" and bool(self.gone or self.compacted)
+
+    @property
     def seconds(self) -> float | None:
         """How long reading them again takes at the measured speed."""
         return self.records / self.records_per_s if self.records_per_s else None
@@ -94,7 +104,7 @@ class ChangePlan:
     @property
     def exit_code(self) -> int:
         """0 if a run keeps all there is, 3 if parts rebuild or are dropped, 4 if refused, 5 if records are gone."""
-        if self.verdict == "rebuilds" and self.gone:
+        if self.lacks_records:
             return EXIT_GONE
         return EXIT_CODES[self.verdict]
 
@@ -110,6 +120,7 @@ class ChangePlan:
             "read_again": [asdict(one) for one in self.replays],
             "records": self.records,
             "records_gone": self.gone,
+            "compacted": {part: list(topics) for part, topics in self.compacted.items()},
             "records_per_s": self.records_per_s,
             "seconds": self.seconds,
             "kept_until": None if self.kept_until is None else self.kept_until.isoformat(),
@@ -142,10 +153,13 @@ def plan_change(app: App, *, same_expressions: bool = False) -> ChangePlan:
         *_other_topics(plan, log, known_ids),
         *_not_computed_here(plan, change),
     ]
+    if not refusals:
+        refusals += _compacted_transactions(plan, log)
     change = replace(change, refusals=tuple(refusals))
     replays = [] if refusals else _replays(log, change.topics, left)
+    compacted = {} if refusals else _compacted_inputs(plan, change, log)
     kept = kept_until(app.folder)
-    return ChangePlan(app.name, change, left.boundary, tuple(replays), speed, kept)
+    return ChangePlan(app.name, change, left.boundary, tuple(replays), speed, kept, compacted)
 
 
 def edited_parts(app: App, store: StateStore) -> tuple[str, ...]:
@@ -209,6 +223,26 @@ def _not_computed_here(plan: JobPlan, change: ProgramChange) -> Iterable[str]:
             f"parts of it would have to be rebuilt, and it has steps of Spark's own ({names}), "
             "whose rows are not read again: give the app another name"
         )
+
+
+def _compacted_transactions(plan: JobPlan, log: Reader) -> Iterable[str]:
+    """Refuse what a run refuses: whole transactions of topics that lose records."""
+    for topic in compacted_topics_of_transactions(plan, log):
+        yield f"the topic {topic!r} is compacted, and the app applies whole transactions of it"
+
+
+def _compacted_inputs(
+    plan: JobPlan, change: ProgramChange, log: Reader
+) -> dict[str, tuple[str, ...]]:
+    """Return of which topics each part that is rebuilt may lack records that compaction has removed."""
+    compacted = {topic for topic in change.topics if is_compacted(log, topic)}
+    streams = {source.topic for source in plan.sources if source.table_key is None}
+    return {
+        f"{part.kind} {part.name}": topics
+        for part in change.parts
+        if part.verdict == "rebuilds" and streams.intersection(part.topics)
+        if (topics := tuple(topic for topic in part.topics if topic in compacted))
+    }
 
 
 def _replays(log: Reader, topics: Iterable[str], left: ProgramState) -> Iterable[PartitionReplay]:

@@ -43,19 +43,22 @@ class BatchBoundary:
 class CoverageSpan:
     """A span in which an output was written, by one declaration: half-open, ``[since, until)``.
 
-    ``since`` is None for the beginning of the log; ``until`` is None while the span goes on.
+    ``since`` is None for the beginning of the log; ``until`` is None while the span goes on. ``compacted`` are topics
+    of which compaction may have removed records before the span was computed of them.
     """
 
     since: BatchBoundary | None = None
     until: BatchBoundary | None = None
+    compacted: tuple[str, ...] = ()
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> CoverageSpan:
         """Return the object of values made by ``asdict``."""
-        ends = [
-            None if values[n] is None else BatchBoundary(**values[n]) for n in ("since", "until")
-        ]
-        return cls(*ends)
+        since, until = (
+            None if values[name] is None else BatchBoundary(**values[name])
+            for name in ("since", "until")
+        )
+        return cls(since, until, tuple(values.get("compacted", ())))
 
 
 OutputSink = tuple[str, str]  # an output's name, and the label of its sink: see sink_label
@@ -212,6 +215,12 @@ def partial_note(spans: Sequence[CoverageSpan]) -> str | None:
                 f"was not written from {format_boundary(before.until)} to "
                 f"{format_boundary(after.since)}; what came out or was taken back then is missing"
             )
+    compacted = sorted({topic for span in spans for topic in span.compacted})
+    if compacted:
+        notes.append(
+            f"was computed of what compaction had left in {', '.join(map(repr, compacted))}; what follows from other "
+            "records is missing"
+        )
     if spans[-1].until is not None:
         notes.append(
             f"is no longer written since {format_boundary(spans[-1].until)}, when the app left it out"

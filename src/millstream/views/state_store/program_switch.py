@@ -28,7 +28,6 @@ from millstream.views.coverage import OutputCoverage, OutputSink
 from millstream.views.schema import ViewChange, ViewSchema
 from millstream.views.state_store.program_tables import RunProgram
 
-
 SWITCHED_BY = "switched_by"
 """The description that has the number of the run that has switched last."""
 
