@@ -29,7 +29,8 @@ TRANSACTIONS = """
 import millstream as ms
 
 app = ms.App("ads", log=LOG, buckets=2)
-orders = app.debezium("clicks", {"ad": str, "cost": int}, key="ad", transactions="tx").table()
+whole = ms.debezium(transactions="shop.transaction")
+orders = app.table("shop.orders", {"id": int, "ad": str}, key="id", envelope=whole)
 orders.group_by("ad").agg(n=ms.count()).view("ads")
 """
 
@@ -100,3 +101,23 @@ def test_a_table_needs_the_last_records_alone(tmp_path):
     }
     assert edited.views(app)["kinds"] == {(k, len(c), max(c)) for k, c in costs.items() if c}
     assert notes(app) == {"kinds": None}
+
+
+def test_a_topic_of_transactions_that_is_compacted_is_refused_as_a_run_refuses_it(tmp_path):
+    edited = EditedApp(tmp_path, 1, source=TRANSACTIONS)
+    part = {"event_count": 1, "data_collection": "orders"}
+    change = {"op": "c", "after": {"id": 1, "ad": "a"}, "transaction": {"id": "1"}}
+    change["transaction"] |= {"total_order": 1, "data_collection_order": 1}
+    end = {"status": "END", "id": "1", "event_count": 1, "data_collections": [part]}
+    with ms.connect(edited.log) as log, log.producer() as producer:
+        log.create_topic("shop.orders", partitions=1, cleanup="compact")
+        log.create_topic("shop.transaction", partitions=1)
+        producer.send("shop.orders", json.dumps(change).encode(), key=b'{"id":1}')
+        producer.send("shop.transaction", json.dumps(end).encode())
+    edited.run(edited.write())
+    app = edited.write(("n=ms.count()", "n=ms.count(), most=ms.max('id')"))
+    plan = plan_change(app)
+    assert (plan.verdict, plan.exit_code) == ("refuses", 4)
+    with pytest.raises(ConfigError, match=r"'shop.orders' is compacted, and the app applies whole"):
+        deploy(app, gone_ok=True)
+    assert edited.views(app)["ads"] == {("a", 1)}
