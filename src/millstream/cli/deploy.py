@@ -15,6 +15,7 @@ from millstream.cli.plan import (
     Command,
     edited_app,
     edited_app_options,
+    from_option,
     kept_sentence,
     print_plan,
 )
@@ -66,6 +67,7 @@ def switch_options(command: Command) -> Command:
 @click.command()
 @edited_app_options
 @switch_options
+@from_option
 @click.option(
     "--gone-ok",
     is_flag=True,
@@ -84,6 +86,7 @@ def deploy(
     timeout: str,
     records_per_second: int | None,
     keep: str,
+    starts: tuple[str, ...],
     gone_ok: bool,
     as_json: bool,
 ) -> None:
@@ -101,13 +104,23 @@ def deploy(
       millstream deploy app.py
       millstream deploy app.py --stop && millstream run app.py
       millstream deploy app.py --records-per-second 20000
+      millstream deploy app.py --from 2026-11-01
     """
     from millstream.ops.deploy import deploy as work
+    from millstream.ops.replay_start import ReplayStart
 
+    start = ReplayStart.parse(starts)
     app = edited_app(file, name, address)
 
     def attempt(on_batch: OnBatch) -> DeployResult:
-        return work(app, on_batch, same_expressions=same_expressions, gone_ok=gone_ok, keep=keep)
+        return work(
+            app,
+            on_batch,
+            same_expressions=same_expressions,
+            gone_ok=gone_ok,
+            start=start,
+            keep=keep,
+        )
 
     stopped = timeout if stop else None
     complete(context, app, attempt, stopped, as_json=as_json, per_second=records_per_second)

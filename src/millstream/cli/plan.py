@@ -47,6 +47,16 @@ def edited_app_options(command: Command) -> Command:
     return command
 
 
+from_option = click.option(
+    "--from",
+    "starts",
+    metavar="TIME|TOPIC/PARTITION/OFFSET",
+    multiple=True,
+    help="Where in the log to begin, instead of at its start: the first record of a time or later, by its timestamp; "
+    "or an offset of each partition that is named. What is rebuilt lacks what is before, and says so.",
+)
+
+
 def edited_app(file: str, name: str | None, address: Path | str | None) -> App:
     """Load the app of a file, over the log at an address if one is given."""
     path, name = split_file(file, name)
@@ -58,6 +68,7 @@ def edited_app(file: str, name: str | None, address: Path | str | None) -> App:
 
 @click.command()
 @edited_app_options
+@from_option
 @json_option
 @click.pass_context
 def plan(
@@ -67,6 +78,7 @@ def plan(
     *,
     address: Path | str | None,
     same_expressions: bool,
+    starts: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Show what the app in FILE, as it is now, would do to the state that it has.
@@ -86,9 +98,11 @@ def plan(
       millstream plan app_folder.py:billing && millstream run app_folder.py:billing
     """
     from millstream.ops.plan import plan_change
+    from millstream.ops.replay_start import ReplayStart
 
+    start = ReplayStart.parse(starts)
     app = edited_app(file, name, address)
-    found = plan_change(app, same_expressions=same_expressions)
+    found = plan_change(app, same_expressions=same_expressions, start=start)
     if as_json:
         print_json(found.to_dict())
     else:

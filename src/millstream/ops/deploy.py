@@ -41,6 +41,7 @@ from millstream.ops.previous_version import (
     keep_previous,
     link_runs,
 )
+from millstream.ops.replay_start import ReplayStart, Starts
 from millstream.pipeline.compiler import compile_plan
 from millstream.pipeline.graph import Output
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW, view_schemas
@@ -86,6 +87,9 @@ if TYPE_CHECKING:
     from millstream.spark.local_run import LocalProgress
 
 _KEEP_MAX = timedelta(days=36525)
+_STARTS = "starts"
+"""The description of what is computed that says where it was asked to begin."""
+
 KEEP = "7 days"
 """How long the version before is kept, by default."""
 
@@ -140,6 +144,7 @@ def deploy(
     *,
     same_expressions: bool = False,
     gone_ok: bool = False,
+    start: ReplayStart | None = None,
     rows_per_batch: int = 100_000,
     keep: Duration = KEEP,
     clock: Callable[[], datetime] = utc_now,
@@ -150,6 +155,7 @@ def deploy(
         on_batch: Called after every batch that was computed; if it raises, the deployment stops and can be resumed.
         same_expressions: As in :meth:`millstream.App.run`.
         gone_ok: Rebuild although the log no longer holds all records; what is rebuilt lacks them, and says so.
+        start: Where in the log to begin, by default at its start; what is rebuilt lacks what is before, and says so.
         rows_per_batch: The most records that are in memory at once.
         keep: How long the version before is kept, so that :func:`millstream.ops.rollback.rollback` goes back to it.
         clock: What time it is.
@@ -162,7 +168,7 @@ def deploy(
     keeping = Keeping.of(keep, clock)
     with hold_deployment(app.folder):
         settle(app, clock())
-        plan = plan_change(app, same_expressions=same_expressions)
+        plan = plan_change(app, same_expressions=same_expressions, start=start)
         deployment = prepare(app, plan, same_expressions=same_expressions, gone_ok=gone_ok)
         if deployment is None:
             remove_version(app.folder, NEXT_FOLDER)
@@ -326,12 +332,16 @@ class Deployment:
                 on_batch(progress)
 
         run = LocalRun(part, self.app.log, self.folder, self._store, rows_per_batch)
-        if not self._store.exists():
+        starts = self.change.starts
+        if not self._store.exists() and starts is not None:
+            with open_state_store(self._store) as store:
+                store.put_description(self.app.name, _STARTS, _as_lists(starts))
+        elif not self._store.exists():
             previous = PreviousVersion(self.app.name, self.app.folder)
             refusal = previous.begin(run, part, ends, partial_ok=self.back)
             if self.back and refusal is not None:
                 raise _cannot_go_back(self.app, refusal)
-        run.run(ends, count, partitioning=dict(self.stored.partitioning))
+        run.run(ends, count, starts=starts, partitioning=dict(self.stored.partitioning))
         return sum(read)
 
     def rows(self, view: str) -> pl.DataFrame:
@@ -415,7 +425,8 @@ class Deployment:
         starts: dict[str, dict[str, int]] = {}
         for one in self.change.replays:
             starts.setdefault(one.topic, {})[str(one.partition)] = one.start
-        since = BatchBoundary(0, starts, at) if self.change.gone else None
+        lacks = self.change.gone or self.change.starts is not None
+        since = BatchBoundary(0, starts, at) if lacks else None
         with open_state_store(self._store, readonly=True) as store:
             begun = KeptCoverage.from_json(store.description(self.app.name, BEGUN_FROM))
             has_read = begun is None or store.position(self.app.name) != begun.position
@@ -444,7 +455,7 @@ class Deployment:
     def _remove_other(self, part: JobPlan, ends: Mapping[str, list[int]], log: Reader) -> None:
         """Remove what was computed for another edit, with other buckets, or past the app: it was restored since.
 
-        So is a folder without a batch, which may say that it begins with the kept version, and has not begun;
+        So is what was read from another place in the log on, a folder without a batch, which may say that it begins with the kept version, and has not begun;
         what cannot go on, as the log has lost records behind it; and for a rollback, what was read from the start
         of the log.
         """
@@ -456,11 +467,18 @@ class Deployment:
             known, read = store.program(self.app.name, JOB), store.position(self.app.name)
             offset = store.status(self.app.name, JOB).get(SOURCE_OFFSET)
             begun_from = store.description(self.app.name, BEGUN_FROM)
+            starts = store.description(self.app.name, _STARTS)
         past = has_read_past(read, ends)
         lost = offset is not None and has_lost_records(log, offset, ends)
         other = known is None or known.to_json() != now.to_json()
+        other |= starts != _as_lists(self.change.starts)
         if offset is None or other or past or lost or (self.back and begun_from is None):
             remove_version(self.app.folder, NEXT_FOLDER)
+
+
+def _as_lists(starts: Starts | None) -> dict[str, list[int]] | None:
+    """Return where a rebuild begins as JSON values."""
+    return None if starts is None else {topic: list(found) for topic, found in starts.items()}
 
 
 def _cannot_go_back(app: App, why: str) -> ConfigError:

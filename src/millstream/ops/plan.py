@@ -16,6 +16,7 @@ from millstream.client.reader import Reader
 from millstream.errors import UnknownTopicError
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.state.keyhash import Buckets
+from millstream.ops.replay_start import ReplayStart, Starts
 from millstream.spark.whole_topics import compacted_topics_of_transactions, is_compacted
 from millstream.views.commit.committer import view_schemas
 from millstream.views.coverage import BatchBoundary, initial_coverage
@@ -66,6 +67,7 @@ class ChangePlan:
     if none was measured. ``kept_until``: how long the version before the last deployment is kept; None if there is none.
     ``compacted``: of each part that is rebuilt, as ``"view clicks"``, the topics of which compaction may have removed
     records that it needs. A part that reads nothing but tables needs the last record of each key alone.
+    ``starts``: where a rebuild was asked to begin; None for the start of the log.
     """
 
     app: str
@@ -75,6 +77,7 @@ class ChangePlan:
     records_per_s: float | None = None
     kept_until: datetime | None = None
     compacted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    starts: Starts | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -127,14 +130,17 @@ class ChangePlan:
         }
 
 
-def plan_change(app: App, *, same_expressions: bool = False) -> ChangePlan:
+def plan_change(
+    app: App, *, same_expressions: bool = False, start: ReplayStart | None = None
+) -> ChangePlan:
     """Return what a run of the app as it is declared now would do. Changes nothing.
 
     Args:
         same_expressions: As in :meth:`millstream.App.run`.
+        start: Where in the log what is rebuilt begins; None for its start.
 
     Raises:
-        ConfigError: the app is declared wrongly, or its state store cannot be read.
+        ConfigError: the app is declared wrongly, or its state store cannot be read; or ``start`` is not in the log.
         RetriableError: a database or broker is away.
     """
     location = app.state_store
@@ -156,10 +162,15 @@ def plan_change(app: App, *, same_expressions: bool = False) -> ChangePlan:
     if not refusals:
         refusals += _compacted_transactions(plan, log)
     change = replace(change, refusals=tuple(refusals))
-    replays = [] if refusals else _replays(log, change.topics, left)
+    starts = None
+    if start is not None and not refusals:
+        starts = start.starts(log, change.topics, left.boundary.position)
+    replays = [] if refusals else _replays(log, change.topics, left, starts)
     compacted = {} if refusals else _compacted_inputs(plan, change, log)
     kept = kept_until(app.folder)
-    return ChangePlan(app.name, change, left.boundary, tuple(replays), speed, kept, compacted)
+    return ChangePlan(
+        app.name, change, left.boundary, tuple(replays), speed, kept, compacted, starts
+    )
 
 
 def edited_parts(app: App, store: StateStore) -> tuple[str, ...]:
@@ -245,10 +256,14 @@ def _compacted_inputs(
     }
 
 
-def _replays(log: Reader, topics: Iterable[str], left: ProgramState) -> Iterable[PartitionReplay]:
+def _replays(
+    log: Reader, topics: Iterable[str], left: ProgramState, starts: Starts | None
+) -> Iterable[PartitionReplay]:
     for topic in topics:
         read = left.boundary.position.get(topic, {})
         for partition, (start, _) in enumerate(log.offsets(topic)):
             end = int(read.get(str(partition), 0))
-            if end:
+            if end and starts is not None:
+                yield PartitionReplay(topic, partition, starts[topic][partition], end, 0)
+            elif end:
                 yield PartitionReplay(topic, partition, min(start, end), end, min(start, end))
