@@ -152,13 +152,23 @@ def complete(
 def _report(app: App, done: DeployResult, *, as_json: bool) -> None:
     if as_json:
         until = None if done.kept_until is None else done.kept_until.isoformat()
-        values = {"records": done.records, "switched": done.switched, "kept_until": until}
-        print_json({"app": app.name, **values, "plan": done.plan.to_dict()})
+        values = {
+            "app": app.name,
+            "records": done.records,
+            "switched": done.switched,
+            "kept_until": until,
+            "topics": {topic: list(offsets) for topic, offsets in done.topics.items()},
+            "plan": done.plan.to_dict(),
+        }
+        print_json(values)
         return
     print_plan(done.plan, advice=False)
     read = f"read {pluralize(done.records, 'record')}"
     if done.switched:
         click.echo(f"{app.name} is deployed ({read}). Its next run goes on with it.")
+        for topic, offsets in done.topics.items():
+            shown = ", ".join(f"{topic}/{number}/{offset}" for number, offset in enumerate(offsets))
+            click.echo(f"The topic {topic!r} has records of it from {shown} on.")
         if done.kept_until is not None:
             click.echo(kept_sentence(done.kept_until))
     else:

@@ -15,7 +15,7 @@ since (`ops/rollback.py`). ``next/`` is removed after that; a crash before leave
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +29,7 @@ from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
 from millstream.kernels.adopted_state import StatePart, combine_state
 from millstream.kernels.definition import canonical_text
-from millstream.kernels.plan import ForeachSinkSpec, JobPlan, ViewSinkSpec
+from millstream.kernels.plan import ForeachSinkSpec, JobPlan, TopicSinkSpec, ViewSinkSpec
 from millstream.object_store.address import is_url
 from millstream.ops.plan import ChangePlan, buckets_of_state, plan_change
 from millstream.ops.previous_version import (
@@ -53,6 +53,7 @@ from millstream.views.coverage import (
     OutputCoverage,
     OutputSink,
     initial_coverage,
+    topic_label,
 )
 from millstream.views.position import SOURCE_OFFSET
 from millstream.views.runs.control_files import (
@@ -128,7 +129,8 @@ class DeployResult:
 
     ``switched``: the app's next run goes on with the new program. Otherwise the app was running: stop it, and
     deploy again, which reads what it has read since. ``records`` were read by this deployment. ``kept_until``: how
-    long the version before is kept to go back to; None if there is none.
+    long the version before is kept to go back to; None if there is none. ``topics`` are the topics whose records are of
+    the new program from an offset of each partition on, if they differ from those before.
     """
 
     app: str
@@ -136,6 +138,7 @@ class DeployResult:
     records: int
     switched: bool
     kept_until: datetime | None = None
+    topics: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def deploy(
@@ -302,7 +305,24 @@ class Deployment:
             settle_previous(self.app.folder, self.switch())
             remove_version(self.app.folder, NEXT_FOLDER)
         until = kept_until(self.app.folder)
-        return DeployResult(self.app.name, self.change, records, switched, until)
+        topics = self._changed_topics() if switched else {}
+        return DeployResult(self.app.name, self.change, records, switched, until, topics)
+
+    def _changed_topics(self) -> dict[str, tuple[int, ...]]:
+        """Return the topics that have records of the new program from here on, and the offsets of that."""
+        assert self.change.boundary is not None, "without a batch nothing is deployed"
+        next_batch_id, labels = self.change.boundary.batch_id, {}
+        for sink in self.plan.sinks:
+            if isinstance(sink.spec, TopicSinkSpec):
+                labels[sink.name, topic_label(sink.spec.topic)] = sink.spec.topic
+        with open_state_store(self.app.state_store, readonly=True) as store:
+            outputs = store.outputs(self.app.name, JOB)
+        spans = {topic: outputs[output].spans[-1] for output, topic in labels.items()}
+        return {
+            topic: span.first_offsets
+            for topic, span in spans.items()
+            if span.since is not None and span.since.batch_id == next_batch_id
+        }
 
     def compute(
         self,
