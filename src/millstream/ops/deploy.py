@@ -30,7 +30,8 @@ from millstream.errors import ConfigError
 from millstream.kernels.adopted_state import StatePart, combine_state
 from millstream.kernels.definition import canonical_text
 from millstream.kernels.plan import ForeachSinkSpec, JobPlan, TopicSinkSpec, ViewSinkSpec
-from millstream.object_store.address import is_url
+from millstream.object_store.address import state_url
+from millstream.object_store.place import StatePlace
 from millstream.ops.plan import ChangePlan, buckets_of_state, plan_change
 from millstream.ops.previous_version import (
     BEGUN_FROM,
@@ -39,12 +40,13 @@ from millstream.ops.previous_version import (
     has_lost_records,
     has_read_past,
     keep_previous,
-    link_runs,
+    put_runs,
 )
 from millstream.ops.replay_start import ReplayStart, Starts
 from millstream.pipeline.compiler import compile_plan
 from millstream.pipeline.graph import Output
-from millstream.views.commit.committer import DEAD_LETTERS_VIEW, view_schemas
+from millstream.spark.state_place import begin_at_place, load_or_create_place
+from millstream.views.commit.committer import DEAD_LETTERS_VIEW, BatchCommitter, view_schemas
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.coverage import (
     STATE_STORE_VIEW,
@@ -233,11 +235,6 @@ def _check_possible(app: App, plan: ChangePlan, *, gone_ok: bool) -> None:
             f"{'. '.join(lost)}: what is rebuilt would lack the records that are gone. Confirm it by --gone-ok, or "
             "undo the change."
         )
-    if is_url(app.state) and plan.verdict == "rebuilds":
-        raise ConfigError(
-            f"The runs of state of {app.name} are in an object store, into which a deployment cannot put any. Give the "
-            "app another name to build its state again."
-        )
 
 
 @dataclass(frozen=True)
@@ -377,39 +374,51 @@ class Deployment:
                 self.app.folder, committer.state_store.newest_run(self.app.name, JOB) + 1
             ),
         ):
+            place = load_or_create_place(
+                self.app.name, committer.state_store, state_url(self.app.state), self.app.folder
+            )
             checkpoint_id = committer.state_store.checkpoint_id(self.app.name, JOB)
             assert checkpoint_id is not None, "it has committed batches"
             committer.switch_program(
                 JOB,
                 checkpoint_id,
-                lambda start, beginning: self._switch(committer.state_store, start, beginning),
+                lambda start, beginning: self._switch(committer, place, start, beginning),
                 partitioning=self.stored.partitioning,
                 same_expressions=self.same_expressions,
             )
             return committer.run
 
-    def _switch(self, live: StateStore, start: RunStart, beginning: RunProgram) -> ProgramSwitch:
-        if not is_url(self.app.state):  # runs in an object store cannot be kept by links
-            until = self.keeping.until()
-            keep_previous(
-                self.app.folder,
-                live,
-                self.app.name,
-                self._views_to_keep(live, beginning),
-                run=start.run,
-                at=beginning.at,
-                until=until,
-            )
+    def _switch(
+        self,
+        committer: BatchCommitter,
+        place: StatePlace | None,
+        start: RunStart,
+        beginning: RunProgram,
+    ) -> ProgramSwitch:
+        live = committer.state_store
+        if place is not None:
+            begin_at_place(place, committer)
+        keep_previous(
+            self.app.folder,
+            live,
+            self.app.name,
+            self._views_to_keep(live, beginning),
+            place=place,
+            run=start.run,
+            at=beginning.at,
+            until=self.keeping.until(),
+        )
         kept = StatePart(live.state_manifests(self.app.name, JOB), self.change.change.kept)
         outputs = self.outputs()
         if not outputs:
             manifests = combine_state(self.plan, kept, StatePart({}, {}))
             return ProgramSwitch(beginning, self.ends, manifests, steps=self.stored.steps)
-        names = _NewNames(start.run)
-        link_runs(self.folder / "runs", self.app.folder / "runs", names)
         with open_state_store(self._store, readonly=True) as store:
             keys = _keys_in_part(self.program, self._part(outputs))
-            rebuilt = StatePart(store.state_manifests(self.app.name, JOB), keys, names)
+            computed = store.state_manifests(self.app.name, JOB)
+            target = self.app.folder / "runs" if place is None else place
+            moved = put_runs(self.folder / "runs", computed, target, start.run)
+            rebuilt = StatePart(computed, keys, moved)
             schemas = [one for one in view_schemas(self.plan) if one.name in self.rebuilt_views]
             views = [RebuiltView(schema, store.scan(schema.name)) for schema in schemas]
         manifests = combine_state(self.plan, kept, rebuilt)
@@ -529,13 +538,3 @@ def _keys_in_part(program: StoredProgram, part: JobPlan) -> dict[str, str]:
     known = {canonical_text(step.description): key for key, step in part.program.steps.items()}
     texts = {key: canonical_text(step["definition"]) for key, step in program.steps.items()}
     return {key: known[text] for key, text in texts.items() if text in known}
-
-
-@dataclass(frozen=True)
-class _NewNames:
-    """Names runs by the run that takes them over, so that no earlier run removes them."""
-
-    run: int
-
-    def __call__(self, name: str) -> str:
-        return f"{self.run}-{name.partition('-')[2]}"

@@ -23,11 +23,15 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.client.open import open_reader
 from millstream.client.reader import Reader
-from millstream.kernels.adopted_state import StatePart, combine_state
+from millstream.kernels.adopted_state import StatePart, combine_state, move_manifests
 from millstream.kernels.definition import canonical_text
 from millstream.kernels.plan import JobPlan
 from millstream.log.files import DISK
+from millstream.object_store.folder import FolderStore
+from millstream.object_store.place import StatePlace
 from millstream.spark.source.offsets import planned_offset
+from millstream.spark.stages.run_copies import copy_runs
+from millstream.spark.stages.run_files import RunFiles
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW, view_schemas
 from millstream.views.coverage import (
     STATE_STORE_VIEW,
@@ -80,6 +84,26 @@ class KeptCoverage:
         return cls(values["position"], spans)
 
 
+def put_runs(
+    source: Path, manifests: Mapping[tuple[int, int], bytes], target: Path | StatePlace, run: int
+) -> Callable[[Sequence[Any]], list[Any]]:
+    """Put the runs of a folder where those of an app are, durably, under the number of the app's ``run``.
+
+    Return what they are called there: an entry of a manifest for an entry. In a folder they are links.
+    """
+    if isinstance(target, StatePlace):
+        there = RunFiles(target.open("runs"), run)
+        moved = copy_runs(manifests.values(), RunFiles(FolderStore(source), run), there)
+        there.store.close()
+        return moved
+
+    def name(was: str) -> str:  # so that no earlier run removes it
+        return f"{run}-{was.partition('-')[2]}"
+
+    link_runs(source, target, name)
+    return lambda entry: [name(entry[0]), *entry[1:]]
+
+
 def link_runs(source: Path, target: Path, name: Callable[[str], str] = str) -> None:
     """Make all runs of state of a folder appear in another one, durably, without copying them."""
     target.mkdir(parents=True, exist_ok=True)
@@ -96,14 +120,15 @@ def keep_previous(
     app: str,
     views: Sequence[str],
     *,
+    place: StatePlace | None,
     run: int,
     at: str,
     until: datetime,
 ) -> None:
     """Make ``previous.new/`` of what the live program has, as of its last batch, for the ``run`` that switches.
 
-    ``views`` are those whose rows are kept; ``at`` is the time of the run. Nothing is kept where it is not known from
-    where the live program reads on.
+    ``views`` are those whose rows are kept; ``at`` is the time of the run. ``place`` has the runs of state if the folder
+    has not; then they are copied. Nothing is kept where it is not known from where the live program reads on.
     """
     program = live.program(app, JOB)
     offset = _source_offset(folder, live, app)
@@ -111,7 +136,16 @@ def keep_previous(
         return
     made = folder / PREVIOUS_NEW_FOLDER
     shutil.rmtree(made, ignore_errors=True)
-    link_runs(folder / "runs", made / "runs")
+    state: Mapping[tuple[int, int], bytes] = live.state_manifests(app, JOB)
+    if place is None:
+        link_runs(folder / "runs", made / "runs")
+    else:
+        source, target = (
+            RunFiles(place.open("runs"), run),
+            RunFiles(FolderStore(made / "runs"), run),
+        )
+        state = move_manifests(state, copy_runs(state.values(), source, target))
+        source.store.close()
     with open_state_store(made / STATE_STORE_FILE) as store:
         for view in views:
             store.declare(live.schema(view))
@@ -123,7 +157,7 @@ def keep_previous(
             [ViewChange(view, live.scan(view)) for view in views],
             position=live.position(app),
             status={SOURCE_OFFSET: offset},
-            state=live.state_manifests(app, JOB),
+            state=state,
         )
     write_kept_until(folder, until, run)
 

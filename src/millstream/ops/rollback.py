@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from millstream.errors import ConfigError
 from millstream.kernels.definition import canonical_text
-from millstream.object_store.address import is_url
 from millstream.ops.deploy import KEEP, DeployResult, Keeping, prepare, settle, utc_now
 from millstream.ops.plan import ChangePlan, plan_change
 from millstream.ops.previous_version import PreviousVersion
@@ -64,14 +63,10 @@ def rollback(
 
 
 def _none_is_kept(app: App) -> ConfigError:
-    why = (
-        "its runs of state are in an object store, where none is kept"
-        if is_url(app.state)
-        else "it was never deployed, or the time for which the version before was kept has run out"
-    )
     return ConfigError(
-        f"No version of {app.name} is kept to go back to: {why}. Deploy the file as it was (millstream deploy), which "
-        "reads the log from its start."
+        f"No version of {app.name} is kept to go back to: it was never deployed, or the time for which the version "
+        "before was kept has run out. Deploy the file as it was (millstream deploy), which reads the log from its "
+        "start."
     )
 
 

@@ -79,7 +79,7 @@ CRASHES = {
     "the run that switches has its number": (crash_after, StateStore, "begin_run", False),
     "the old version is to be kept": (crash_before, deployment, "keep_previous", False),
     "the old version is kept": (crash_after, deployment, "keep_previous", False),
-    "the runs of state are in the folder": (crash_after, deployment, "link_runs", False),
+    "the runs of state are in the folder": (crash_after, deployment, "put_runs", False),
     "within the transaction": (crash_before, state_store, "put_program", False),
     "at the end of the transaction": (crash_after, state_store, "put_program", False),
     "after the transaction": (crash_after, StateStore, "switch_program", True),

@@ -209,16 +209,6 @@ def test_a_view_that_was_kept_in_part_is_gone_back_to_with_its_coverage(tmp_path
         assert partial_note(store.coverage("per_ad")) == note
 
 
-def test_why_there_is_no_way_back_is_said(deployed):
-    edited, rows = deployed
-    app = edited.write()
-    app.state = "s3://there/is/none"
-    with pytest.raises(ConfigError, match="runs of state are in an object store"):
-        drop_expired(app.folder, NOW + timedelta(days=3))
-        rollback(app, clock=at(1))
-    assert edited.views(app) == edited_answers(rows)
-
-
 def test_a_program_that_differs_from_the_one_that_runs_in_outputs_is_not_said_to_run(deployed):
     edited, _ = deployed
     with pytest.raises(ConfigError, match=r"differs from it in view 'dear'.*millstream run"):

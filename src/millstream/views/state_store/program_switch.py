@@ -7,7 +7,7 @@ of the new one, in each of their reads, and never some of both:
 a crash after                                    leaves
 ===============================================  ===================================================================
 1. the run that switches has its number          the old program, its state and views; its runs are fenced
-2. runs of state are in the app's folder         the same, and files that no manifest names: a later run removes them
+2. runs of state are where the app's are         the same, and objects that no manifest names: a later run removes them
 3. the transaction is durable                    the new program, its state and views, and which run has switched
 ===============================================  ===================================================================
 
