@@ -429,6 +429,10 @@ class Deployment:
 
     def _views_to_keep(self, live: StateStore, beginning: RunProgram) -> list[str]:
         """Return the views whose rows the new program changes or leaves out, or that going back would rebuild."""
+        stored = live.program(
+            self.app.name, JOB
+        )  # if it is another one by now, the store refuses the switch
+        assert stored is not None, "it has committed batches"
         there = {one.name: one for one in live.views() if one.name != DEAD_LETTERS_VIEW}
         schemas = {one.name: one for one in view_schemas(self.plan)}
         after = ProgramState(
@@ -439,13 +443,13 @@ class Deployment:
         written = {  # those that were left out before may read steps that are no longer there
             output: one
             for output, one in live.outputs(self.app.name, JOB).items()
-            if output[0] in self.stored.outputs
+            if output[0] in stored.outputs
         }
         before = ProgramOutputs(
             written,
             {name: one for name, one in there.items() if (name, STATE_STORE_VIEW) in written},
         )
-        back = compare_programs(after, self.stored, before, same_expressions=True)
+        back = compare_programs(after, stored, before, same_expressions=True)
         rebuilt = {one.name for one in back.parts if one.verdict == "rebuilds"}
         return sorted(there.keys() & (rebuilt | self.rebuilt_views) | there.keys() - schemas.keys())
 
