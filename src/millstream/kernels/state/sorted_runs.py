@@ -4,7 +4,8 @@ A run is a table sorted by key hash, written once. A slot of state (one span of 
 list of runs, oldest first; the value of a key is the merge of its rows in all runs of the slot.
 A batch adds one run per slot that it touches, and folds the newest runs into it while each is at
 most half as large again as the rows in hand, so that a slot holds a few runs and a row is rewritten a
-few times (a size-tiered log-structured merge: O'Neil et al., "The Log-Structured Merge-Tree", 1996).
+few times (a size-tiered log-structured merge: O'Neil et al., "The Log-Structured Merge-Tree", 1996). Where rows are
+wide, a family may let runs wait until there are four of a size (as Cassandra's size-tiered compaction does).
 
 A fold of many rows goes by ranges of hashes, and makes one part of a run for each, so that it takes no
 more memory than a few parts do. The parts of a run stand one behind the other.
@@ -46,6 +47,9 @@ from millstream.kernels.state.keyhash import Hashes
 # number: then batches of one size would meet it by a hair, and buckets fold at different times, so that each
 # of two tasks waits for the other in turn.
 FOLD_RATIO = 1.5
+# Of tiers: the oldest run that is at most this part of all that is newer is folded, with all of that. So about three
+# runs of a size stay, and a slot has at most as many as the logarithm to the base 1.36 of its rows.
+TIER_RATIO = 0.36
 PART_ROWS = 1_000_000  # about; some 60 MB, of which a fold has a handful in hand at a time
 EACH_ROW = "each row"  # instead of a column that says how many events a row stands for
 _SAMPLES = 64  # hashes looked at, per part to be made, to find where parts may begin
@@ -269,6 +273,7 @@ class SortedRuns:
         *,
         alive: Callable[[pl.DataFrame], pl.DataFrame] | None = None,
         all_spent_goes: bool = True,
+        tiered: bool = False,
     ) -> None:
         """Add rows (with ``__hash``) to a slot as its newest run, folding small runs into it.
 
@@ -281,17 +286,16 @@ class SortedRuns:
             merge: Makes the rows of a fold into fewer that stand for the same events.
             alive: Leaves out, before that, rows whose events have been given out.
             all_spent_goes: Whether it leaves out all such rows that it sees.
+            tiered: Four runs of a size are folded, instead of two: a row is written half as often, and looked
+                for in more runs.
 
         Raises:
             CorruptionError: a fold lost events, or made more of them; nothing was committed.
         """
         runs = self.slots.setdefault(slot, [])
-        folded: list[list[Run]] = []
-        size = rows.height
-        while runs and _rows(newest := _newest(runs)) <= FOLD_RATIO * size:
-            del runs[-len(newest) :]
-            folded.insert(0, newest)
-            size += _rows(newest)
+        folded = _to_fold(runs, rows.height, tiered=tiered)
+        size = rows.height + sum(map(_rows, folded))
+        del runs[len(runs) - sum(map(len, folded)) :]
         self.restated |= not all(part.is_counted for run in folded for part in run)
         made: list[Run] = []
         gone = 0
@@ -480,6 +484,22 @@ def _newest(runs: list[Run]) -> list[Run]:
     while runs[first].part:
         first -= 1
     return runs[first:]
+
+
+def _to_fold(runs: list[Run], height: int, *, tiered: bool) -> list[list[Run]]:
+    """Return the runs that are folded into so many new rows, oldest first, each as its parts."""
+    older, newer_rows = list(runs), height
+    newest_first: list[list[Run]] = []
+    count = 0
+    while older:
+        newest_first.append(parts := _newest(older))
+        del older[-len(parts) :]
+        if _rows(parts) <= (TIER_RATIO if tiered else FOLD_RATIO) * newer_rows:
+            count = len(newest_first)
+        elif not tiered:
+            break
+        newer_rows += _rows(parts)
+    return newest_first[:count][::-1]
 
 
 def _rows(parts: list[Run]) -> int:

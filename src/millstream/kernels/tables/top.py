@@ -141,7 +141,7 @@ class TopRows(UntimedOperator):
         ledger.events_out = gone + came.height - new.height
         runs.spend(_SLOT, gone)
         if new.height:
-            runs.add(_SLOT, new, lambda rows: rows, alive=self._alive)
+            runs.add(_SLOT, new, lambda rows: rows, alive=self._alive, tiered=True)
         ledger.check()
         taken = every[after.places[was & moved]]
         changes = [(taken, -1, ranks_before[was & moved]), (added, 1, ranks_after[now & moved])]
@@ -150,10 +150,8 @@ class TopRows(UntimedOperator):
         return with_diff(consolidate(rows) if after.repeated else rows).drop(HASH)
 
     def _alive(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Leave out, of the rows of some groups, those that are not among the first."""
-        first = np.zeros(rows.height, np.bool_)
-        first[self._first_places(rows, rows[HASH].to_numpy())] = True
-        return rows.filter(pl.Series(first))
+        """Return, of the rows of some groups, those that are among the first, in their order."""
+        return rows[self._first_places(rows, rows[HASH].to_numpy())]
 
     def _signed(self, rows: pl.DataFrame, sign: int, ranks: Int64s) -> pl.DataFrame:
         """Return rows with their ranks, as added or as taken back."""

@@ -15,6 +15,7 @@ from millstream.kernels.frames import HASH
 from millstream.kernels.state import sorted_runs
 from millstream.kernels.state.sorted_runs import (
     FOLD_RATIO,
+    TIER_RATIO,
     MemoryRunStore,
     SortedRuns,
     decode_run,
@@ -92,6 +93,33 @@ def test_a_slot_keeps_few_runs_and_the_store_keeps_only_those(sizes):
     held = runs.slots[0]
     assert all(older.rows > FOLD_RATIO * newer.rows for older, newer in itertools.pairwise(held))
     assert set(store.tables) == {run.name for run in held}
+
+
+@pytest.mark.not_in_lane("thresholds", "it counts runs, which have many parts there")
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=40))
+def test_of_runs_in_tiers_a_slot_keeps_few_and_all_rows(sizes):
+    store = MemoryRunStore()
+    runs = SortedRuns(store)
+    for number, size in enumerate(sizes):
+        counts = {f"{number}-{i}": 1 for i in range(size)}
+        runs.add(0, rows_of(counts, lambda k: hash(k) & 0xFFFF), merge, tiered=True)
+    newest_first = [run.rows for run in reversed(runs.slots[0])]
+    newer = newest_first[0]
+    for rows in newest_first[1:]:
+        assert rows > TIER_RATIO * newer
+        newer += rows
+    assert newer == sum(sizes)
+    assert set(store.tables) == {run.name for run in runs.slots[0]}
+
+
+def test_four_runs_of_a_size_are_folded_in_tiers():
+    runs = SortedRuns(MemoryRunStore())
+    seen = []
+    for number in range(16):
+        runs.add(0, rows_of({f"{number}": 1}, int), merge, tiered=True)
+        seen.append([run.rows for run in runs.slots[0]])
+    assert seen[2:8] == [[1, 1, 1], [4], [4, 1], [4, 1, 1], [4, 1, 1, 1], [4, 4]]
+    assert seen[15] == [16]
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=8))
