@@ -41,7 +41,7 @@ class Interpreter(ms.ProcessFunction):
         for word in row["do"].split():
             self.do(context, word, row["n"])
 
-    def do(self, context, word, n):  # noqa: C901, PLR0912 - a branch for each word
+    def do(self, context, word, n):  # noqa: C901 - a branch for each word
         state = context.state
         if word == "add":
             state.total += n
@@ -118,7 +118,7 @@ def model(rows, until):
             failed += 1
 
 
-def _call(held, call, now, output, other):  # noqa: C901, PLR0911, PLR0912 - a branch for each word
+def _call(held, call, now, output, other):  # noqa: C901 - a branch for each word
     """Change what is held, as one call does; return whether it went well."""
     if held["short"] is not None and now > held["short"][1] + TTL_S:
         held["short"] = None

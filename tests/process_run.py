@@ -57,7 +57,9 @@ class Run:
             floor = self.kernel.output_watermark(self.before)
             assert (result.rows[TIME] >= floor).all()
             self.outputs.append(result.rows)
-        self.failed += [(*one.rows.columns, reason) for one in result.failed for reason in one.reasons]
+        self.failed += [
+            (*one.rows.columns, reason) for one in result.failed for reason in one.reasons
+        ]
         self.counts.append(result.counts)
         self.stored = json.loads(json.dumps(state.to_message()))
         self.before = watermark

@@ -10,10 +10,10 @@ from millstream.durations import Duration
 from millstream.errors import ConfigError
 from millstream.kernels.enrichment.calls import LookupFunction
 from millstream.kernels.enrichment.operator import LookupErrorPolicy
+from millstream.kernels.errors.user_code import OnError
 from millstream.kernels.joins.asof_join import AsofKind, LateVersions
 from millstream.kernels.joins.asof_match import Direction
 from millstream.kernels.joins.interval_join import IntervalJoinKind, UnmatchedEmit
-from millstream.kernels.errors.user_code import OnError
 from millstream.kernels.operator import Operator
 from millstream.kernels.process.function import ProcessFunction
 from millstream.kernels.process.operator import RowOrder

@@ -85,7 +85,9 @@ def build_process(
     return (operator if len(outputs) == 1 else _output_node(operator, kernel, 0)), made
 
 
-def side_output_of(node: GraphNode, shape: StreamShape, output: str) -> tuple[GraphNode, StreamShape]:
+def side_output_of(
+    node: GraphNode, shape: StreamShape, output: str
+) -> tuple[GraphNode, StreamShape]:
     """Return the node and the shape of a side output of the process function right above.
 
     Raises:

@@ -48,7 +48,9 @@ def split_late(rows: pl.DataFrame, seen_us: Int64s, lateness_us: int) -> late.La
     return late.split_late(rows, seen_us, rows[TIME].to_numpy() + lateness_us, late.JOIN)
 
 
-def add_late_rows(found: late.LateSplit, result: OperatorResult, *, without: Sequence[str] = ()) -> None:
+def add_late_rows(
+    found: late.LateSplit, result: OperatorResult, *, without: Sequence[str] = ()
+) -> None:
     """Put late rows that have a tie into the side output, in the order of the log; ``without`` some columns."""
     if not found.late.height:
         return

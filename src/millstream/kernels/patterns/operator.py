@@ -26,12 +26,10 @@ import numpy as np
 import polars as pl
 
 from millstream.errors import UserCodeError
-from millstream.kernels import late
 from millstream.kernels.arrays import Float64s
 from millstream.kernels.changes import concat_present
 from millstream.kernels.frames import (
     HASH,
-    ORDER,
     RELEASED,
     RELEASED_TIE,
     SPLIT,
@@ -57,7 +55,6 @@ from millstream.kernels.state.keyhash import Hashes, hash_columns
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.timers import Timers, slot_width_us
-from millstream.kernels.time.log_order import in_log_order
 from millstream.kernels.time.watermarks import delayed_watermark
 
 ENTRIES_MAX = 50_000_000  # of a bucket in one batch, at some 100 bytes each

@@ -200,4 +200,3 @@ class KeyCalls:
 def key_rows(rows: pl.DataFrame, columns: Sequence[str], time: str, tie: str) -> KeyRows:
     """Return rows as the calls take them."""
     return KeyRows(rows, rows[time].to_list(), rows[tie].to_list(), rows[[*columns]].to_dicts())
-

@@ -23,7 +23,7 @@ from millstream.kernels.process.values import Conversion, conversion, frozen
 
 
 @dataclass(slots=True)
-class Cells:
+class StateCells:
     """What the states of the present key hold, by number, when each was written last, and how to undo the call.
 
     A value is as it is stored, a list a list, and a map a dict. ``now_us`` is the event time of the call.
@@ -53,7 +53,7 @@ class StateList(MutableSequence[Any]):
 
     __slots__ = ("_cells", "_convert", "_items", "_number")
 
-    def __init__(self, cells: Cells, number: int, convert: Conversion) -> None:
+    def __init__(self, cells: StateCells, number: int, convert: Conversion) -> None:
         self._cells, self._number, self._convert = cells, number, convert
         self._items: list[Any] = cells.values[number]
 
@@ -118,9 +118,7 @@ class StateMap(MutableMapping[Any, Any]):
 
     __slots__ = ("_cells", "_convert", "_convert_key", "_items", "_number")
 
-    def __init__(
-        self, cells: Cells, number: int, convert: tuple[Conversion, Conversion]
-    ) -> None:
+    def __init__(self, cells: StateCells, number: int, convert: tuple[Conversion, Conversion]) -> None:
         self._cells, self._number = cells, number
         self._convert_key, self._convert = convert
         self._items: dict[Any, Any] = cells.values[number]
@@ -175,7 +173,7 @@ class KeyStates:
 
     def __init__(self, declared: Iterable[tuple[str, StateDeclaration]]) -> None:
         self.declared = tuple(declared)
-        self.cells = Cells()
+        self.cells = StateCells()
         attributes = {
             name: _attribute(self.cells, name, number, one)
             for number, (name, one) in enumerate(self.declared)
@@ -242,7 +240,7 @@ class KeyStates:
 EMPTY: Mapping[StateKind, Callable[[], Any]] = {"value": lambda: None, "list": list, "map": dict}
 
 
-def _attribute(cells: Cells, name: str, number: int, one: StateDeclaration) -> property:
+def _attribute(cells: StateCells, name: str, number: int, one: StateDeclaration) -> property:
     convert = conversion(one.dtype, f"The state {name!r}")
     if one.kind == "value":
         return _value(cells, number, one, convert)
@@ -253,7 +251,7 @@ def _attribute(cells: Cells, name: str, number: int, one: StateDeclaration) -> p
     return _map(cells, number, (of_key, convert))
 
 
-def _value(cells: Cells, number: int, one: StateDeclaration, convert: Conversion) -> property:
+def _value(cells: StateCells, number: int, one: StateDeclaration, convert: Conversion) -> property:
     default, nested = frozen(one.default), one.dtype.is_nested()
 
     def read(_state: KeyState) -> Any:
@@ -272,7 +270,7 @@ def _value(cells: Cells, number: int, one: StateDeclaration, convert: Conversion
     return property(read, write)
 
 
-def _list(cells: Cells, number: int, convert: Conversion) -> property:
+def _list(cells: StateCells, number: int, convert: Conversion) -> property:
     def read(_state: KeyState) -> StateList:
         return StateList(cells, number, convert)
 
@@ -282,7 +280,7 @@ def _list(cells: Cells, number: int, convert: Conversion) -> property:
     return property(read, write)
 
 
-def _map(cells: Cells, number: int, convert: tuple[Conversion, Conversion]) -> property:
+def _map(cells: StateCells, number: int, convert: tuple[Conversion, Conversion]) -> property:
     def read(_state: KeyState) -> StateMap:
         return StateMap(cells, number, convert)
 

@@ -13,10 +13,10 @@ Timers are with the key's state. Beside it their times are indexed, and so are t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -28,8 +28,6 @@ from millstream.kernels.errors.user_code import UserCode
 from millstream.kernels.frames import (
     HASH,
     ORDER,
-    RELEASED,
-    RELEASED_TIE,
     SPLIT,
     TIME,
     WATERMARK_SEEN,
@@ -118,7 +116,9 @@ class KeyedProcess(OperatorBase):
     def prepare(self, rows: pl.DataFrame, number: int = 0) -> Prepared:  # noqa: ARG002
         """Take all rows, with what orders those of one time."""
         hidden = [name for name in _HIDDEN if name in rows.columns]
-        return Prepared(rows[[*(name for name, _ in self.columns), *hidden]].hstack([row_order(rows)]))
+        return Prepared(
+            rows[[*(name for name, _ in self.columns), *hidden]].hstack([row_order(rows)])
+        )
 
     # ── after the shuffle ───────────────────────────────────────────────────────────────────
 
@@ -159,7 +159,11 @@ class _ProcessBatch:
         self.processing_timers = Timers(state, "processing_timers", _MINUTE_MS)
         self.expiries = Timers(state, "expiries", _HOUR_US)
         self.keys = StoredKeys(
-            operator.name, state, operator.state_columns, operator.version, operator.function.migrate
+            operator.name,
+            state,
+            operator.state_columns,
+            operator.version,
+            operator.function.migrate,
         )
         self.keys.open()
         self.until_us = operator.output_watermark(self.context.watermark_us)
@@ -214,24 +218,18 @@ class _ProcessBatch:
 
     # ── the calls ───────────────────────────────────────────────────────────────────────────
 
-    def _call(
-        self, due: pl.DataFrame | None, known: pl.DataFrame | None, touched: Hashes
-    ) -> None:
+    def _call(self, due: pl.DataFrame | None, known: pl.DataFrame | None, touched: Hashes) -> None:
         """Make the calls of all keys, and replace what is stored of them."""
         columns = self.operator.state_columns
-        key = [HASH, *self.operator.by]
-        own = [table[key] for table in (known, due) if table is not None]
-        every = pl.concat(own)
-        numbers = group_numbers(every, key)
-        held = 0 if known is None else known.height
-        calls = self._calls(due)
-        kept, expiries = StoredRows(columns), _Expiries()
-        stored = [] if known is None else columns.keys_of(known)
-        self._each_key(every, numbers, held, stored, calls, kept, expiries)
+        keys = _BatchKeys.of(known, due, columns)
+        calls, kept = self._calls(due), StoredRows(columns)
+        expiries: list[tuple[int, int]] = []
+        for place, key, key_hash, one, rows in keys:
+            self._one_key(key, key_hash, one, rows, calls)
+            self._keep(place, key_hash, calls, kept, expiries)
         calls.require_hope()
-        rows = kept.frame(every[[*self.operator.by, HASH]])
-        if known is None:
-            known = rows.clear()
+        rows = kept.frame(keys.every[[*self.operator.by, HASH]])
+        known = rows.clear() if known is None else known
         self.keys.rows.put(touched, rows, known)
         self.ledger.events_in += rows.height
         self.ledger.events_out += known.height
@@ -252,7 +250,9 @@ class _ProcessBatch:
             states.cells.undo,
             self.context.wall_ms,
         )
-        rows = KeyRows(pl.DataFrame(), (), (), ()) if due is None else key_rows(due, names, TIME, TIE)
+        rows = (
+            KeyRows(pl.DataFrame(), (), (), ()) if due is None else key_rows(due, names, TIME, TIE)
+        )
         return KeyCalls(
             operator.function,
             operator.code,
@@ -263,32 +263,6 @@ class _ProcessBatch:
             until_us=self.until_us,
             floor_us=operator.output_watermark(self.context.watermark_before_us),
         )
-
-    def _each_key(
-        self,
-        every: pl.DataFrame,
-        numbers: Int64s,
-        held: int,
-        stored: Sequence[StoredKey],
-        calls: KeyCalls,
-        kept: StoredRows,
-        expiries: _Expiries,
-    ) -> None:
-        """Make the calls key by key; each key has one stored row or none, and then its rows, in their order."""
-        places = np.argsort(numbers, kind="stable")
-        starts = np.flatnonzero(np.diff(numbers[places], prepend=-1))
-        firsts = places[starts]
-        keys = every[firsts].select(self.operator.by).to_dicts() if self.operator.by else None
-        hashes = every[HASH].gather(firsts).to_list()
-        ends = np.append(starts[1:], len(places)).tolist()
-        order = places.tolist()
-        for at, (start, end) in enumerate(zip(starts.tolist(), ends, strict=True)):
-            first = order[start]
-            one = stored[first] if first < held else None
-            rows = [place - held for place in order[start + (one is not None) : end]]
-            key = {} if keys is None else keys[at]
-            self._one_key(key, hashes[at], one, rows, calls)
-            self._keep(first, hashes[at], calls, kept, expiries)
 
     def _one_key(
         self,
@@ -309,9 +283,14 @@ class _ProcessBatch:
         calls.key(key, key_hash, NO_WATERMARK if one is None else one.now_us, rows)
 
     def _keep(
-        self, place: int, key_hash: int, calls: KeyCalls, kept: StoredRows, expiries: _Expiries
+        self,
+        place: int,
+        key_hash: int,
+        calls: KeyCalls,
+        kept: StoredRows,
+        expiries: list[tuple[int, int]],
     ) -> None:
-        """Note what is to be stored of a key, if there is anything that a later call could see."""
+        """Note what is to be stored of a key, if there is anything that a later call could see, and when it expires."""
         call, states = calls.call, calls.states
         states.expire(self.until_us - 1)
         timers, processing = call.timers.times, call.processing_timers.times
@@ -320,16 +299,15 @@ class _ProcessBatch:
         kept.add(place, states, call.now_us, timers, processing)
         expires_us = states.expires_us()
         if expires_us is not None:
-            expiries.times_us.append(expires_us)
-            expiries.hashes.append(key_hash)
+            expiries.append((expires_us, key_hash))
 
     # ── what comes of them ──────────────────────────────────────────────────────────────────
 
-    def _index(self, call: PresentCall, expiries: _Expiries) -> None:
+    def _index(self, call: PresentCall, expiries: list[tuple[int, int]]) -> None:
         for timers, made in (
             (self.timers, call.timers.added),
             (self.processing_timers, call.processing_timers.added),
-            (self.expiries, [*zip(expiries.times_us, expiries.hashes, strict=True)]),
+            (self.expiries, expiries),
         ):
             times = np.array([at for at, _ in made], np.int64)
             timers.add(times, np.array([key_hash for _, key_hash in made], np.uint64))
@@ -357,9 +335,37 @@ class _ProcessBatch:
         return tuple(failed)
 
 
-@dataclass
-class _Expiries:
-    """When state of keys expires first."""
+@dataclass(frozen=True)
+class _BatchKeys:
+    """The keys of a batch: each has one stored row or none, and its rows in their order.
 
-    times_us: list[int] = field(default_factory=list)
-    hashes: list[int] = field(default_factory=list)
+    ``every`` has the key of each stored row, and then of each row; ``numbers`` say which key that is.
+    """
+
+    every: pl.DataFrame
+    numbers: Int64s
+    stored: Sequence[StoredKey]
+
+    @classmethod
+    def of(
+        cls, known: pl.DataFrame | None, due: pl.DataFrame | None, columns: StateColumns
+    ) -> _BatchKeys:
+        key = [HASH, *(name for name, _ in columns.key)]
+        every = pl.concat([table[key] for table in (known, due) if table is not None])
+        stored = [] if known is None else columns.keys_of(known)
+        return cls(every, group_numbers(every, key), stored)
+
+    def __iter__(self) -> Iterator[tuple[int, dict[str, Any], int, StoredKey | None, list[int]]]:
+        """Yield of each key a place in ``every``, its columns and hash, what is stored of it, and its rows."""
+        places = np.argsort(self.numbers, kind="stable")
+        starts = np.flatnonzero(np.diff(self.numbers[places], prepend=-1))
+        firsts = self.every[places[starts]]
+        hashes = firsts[HASH].to_list()
+        keys = firsts.drop(HASH).to_dicts()
+        order, held = places.tolist(), len(self.stored)
+        ends = np.append(starts[1:], len(places)).tolist()
+        for at, (start, end) in enumerate(zip(starts.tolist(), ends, strict=True)):
+            first = order[start]
+            one = self.stored[first] if first < held else None
+            rows = [place - held for place in order[start + (one is not None) : end]]
+            yield first, keys[at], hashes[at], one, rows

@@ -36,7 +36,7 @@ def by_key(rows):
     return sorted(rows, key=lambda row: row[0])  # stable: those of each key in their order
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(ROWS, st.integers(1, 6), st.randoms(use_true_random=False))
 def test_any_rows_in_any_batches_give_what_the_model_says(rows, batches, dice):
     kernel = kernel_of(Interpreter(), OUTPUT, side_outputs={"side": SIDE})
