@@ -91,7 +91,7 @@ class KeyCalls:
         self.context = ProcessContext(self.call)
         self.outputs: tuple[Emissions, ...] = tuple(self.call.outputs.values())
 
-    def key(self, key: dict[str, Any], key_hash: int, now_us: int, rows: range) -> None:
+    def key(self, key: dict[str, Any], key_hash: int, now_us: int, rows: Sequence[int]) -> None:
         """Make the calls of a key whose state is loaded; ``rows`` are the numbers of its rows, in their order."""
         call = self.call
         call.key, call.key_hash, call.now_us = MappingProxyType(key), key_hash, now_us

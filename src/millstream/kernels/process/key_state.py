@@ -118,7 +118,9 @@ class StateMap(MutableMapping[Any, Any]):
 
     __slots__ = ("_cells", "_convert", "_convert_key", "_items", "_number")
 
-    def __init__(self, cells: StateCells, number: int, convert: tuple[Conversion, Conversion]) -> None:
+    def __init__(
+        self, cells: StateCells, number: int, convert: tuple[Conversion, Conversion]
+    ) -> None:
         self._cells, self._number = cells, number
         self._convert_key, self._convert = convert
         self._items: dict[Any, Any] = cells.values[number]
@@ -156,13 +158,18 @@ class StateMap(MutableMapping[Any, Any]):
         items = self._items
         if key is None:
             before = dict(items)
-            self._cells.undo.append(lambda: (items.clear(), items.update(before))[1])
+            self._cells.undo.append(lambda: _replace(items, before))
         elif key in items:
             value = items[key]
             self._cells.undo.append(lambda: items.__setitem__(key, value))
         else:
             self._cells.undo.append(lambda: items.__delitem__(key))
         self._cells.note(self._number)
+
+
+def _replace(items: dict[Any, Any], by: Mapping[Any, Any]) -> None:
+    items.clear()
+    items.update(by)
 
 
 class KeyStates:

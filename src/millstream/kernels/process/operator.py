@@ -228,11 +228,11 @@ class _ProcessBatch:
             self._one_key(key, key_hash, one, rows, calls)
             self._keep(place, key_hash, calls, kept, expiries)
         calls.require_hope()
-        rows = kept.frame(keys.every[[*self.operator.by, HASH]])
-        known = rows.clear() if known is None else known
-        self.keys.rows.put(touched, rows, known)
-        self.ledger.events_in += rows.height
-        self.ledger.events_out += known.height
+        after = kept.frame(keys.every[[*self.operator.by, HASH]])
+        before = after.clear() if known is None else known
+        self.keys.rows.put(touched, after, before)
+        self.ledger.events_in += after.height
+        self.ledger.events_out += before.height
         self._index(calls.call, expiries)
         self._give(calls)
 

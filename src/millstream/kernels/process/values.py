@@ -40,8 +40,8 @@ def refused(value: Any, dtype: pl.DataType, what: str) -> UnusableRowError:
 
 
 def _whole(dtype: pl.DataType, what: str) -> Conversion:
-    low: int = pl.select(dtype.min()).item()
-    high: int = pl.select(dtype.max()).item()
+    bounds = (pl.Series([], dtype=dtype).lower_bound(), pl.Series([], dtype=dtype).upper_bound())
+    low, high = (int(bound.item()) for bound in bounds)
 
     def convert(value: Any) -> Any:
         if value is None or (type(value) is int and low <= value <= high):

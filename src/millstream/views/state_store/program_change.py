@@ -275,8 +275,8 @@ class _Steps:
             if key in self.kept:
                 before = self.stored.steps[self.kept[key]]["name"]
                 was = None if before == name else before
-                why = (self.migrated[key],) if key in self.migrated else ()
-                yield PartChange("step", name, "keeps", why, was=was, key=key)
+                migrated = (self.migrated[key],) if key in self.migrated else ()
+                yield PartChange("step", name, "keeps", migrated, was=was, key=key)
             elif key in self.again:
                 _, reason = self.again[key]
                 yield PartChange("step", name, "rebuilds", (reason,), topics=topics, key=key)
