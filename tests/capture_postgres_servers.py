@@ -52,6 +52,7 @@ class Shop:
         from millstream.capture.postgres.source import PostgresSource
         from millstream.views.address import postgres_address
 
+        self.wait_until_released()  # by a source before this one
         return PostgresSource(
             postgres_address(url or self.url),
             tables or ("*",),
@@ -68,8 +69,8 @@ class Shop:
     def wait_until_released(self, timeout_s=60):
         """Wait until the server knows that nobody reads the slot any more."""
         end_s = time.monotonic() + timeout_s
-        sql = f"SELECT active FROM pg_replication_slots WHERE slot_name = '{self.slot()}'"
-        while self.run(sql)[0][0]:
+        sql = f"SELECT 1 FROM pg_replication_slots WHERE database = '{self.name}' AND active"
+        while self.run(sql):
             assert time.monotonic() < end_s, "the slot is still read"
             time.sleep(0.02)
 

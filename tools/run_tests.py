@@ -99,7 +99,7 @@ def test_all(arguments: list[str]) -> int:
 def the_rest() -> int:
     """Run what `make test` leaves out, and the smoke tests."""
     others = [argument for folder in QUICK_TESTS for argument in ("--ignore", folder)]
-    thorough = (*QUICK_TESTS, "-m", "thorough", "-n", "1")
+    thorough = (*QUICK_TESTS, "-m", "thorough and not long", "-n", "1")
     return together(
         lambda: pytest("tests", *others, "-m", "not quick and not long", *FILES_SIDE_BY_SIDE),
         lambda output: worst(

@@ -64,6 +64,9 @@ from millstream.record import TopicInfo, TopicPartition
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 BLOCK_BYTES = 16 << 20
+_PUBLISH_S_MAX = (
+    5.0  # between a partition's place in the catalog and its state: a moment, if nothing is damaged
+)
 _LOOKED_THROUGH_BYTES = 4 << 20  # at a time, for a timestamp
 _log = logging.getLogger(__name__)
 
@@ -496,12 +499,25 @@ class LogReader:
         assert self._state is not None
         slot = topic.slots[partition]
         state = self._state.partition(slot, topic.topic_id, partition)
-        if state is None:
+        return state or self._state_about_to_come(self._state, topic, partition)
+
+    def _state_about_to_come(
+        self, mapped: StateFile, topic: TopicMetadata, partition: int
+    ) -> PartitionState:
+        """Wait for a partition whose owner has committed it to the catalog and publishes it now."""
+        found: list[PartitionState] = []
+
+        def published() -> bool:
+            state = mapped.partition(topic.slots[partition], topic.topic_id, partition)
+            found.extend([state] if state else [])
+            return bool(found)
+
+        if not signal_of(self.folder).wait_until(published, _PUBLISH_S_MAX):
             raise CorruptionError(
                 f"{self.folder / STATE_NAME} has no whole entry for {topic.name}/{partition}; "
                 "open the folder for writing once, to have it recovered"
             )
-        return state
+        return found[0]
 
     def _topic(self, name: str) -> TopicMetadata:
         self._refresh()

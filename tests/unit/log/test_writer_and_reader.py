@@ -473,6 +473,26 @@ def test_a_topic_that_is_made_while_transactions_are_looked_for_disturbs_nobody(
         assert len(writer.partitions()) == 12
 
 
+def test_a_reader_that_meets_a_partition_before_its_state_is_published_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish, early = LogWriter._publish_partitions, []
+    with LogWriter(tmp_path, background=False) as writer, ThreadPoolExecutor() as pool:
+
+        def publish_late(*what: object) -> None:
+            reader = LogReader(tmp_path)
+            assert reader.partition_count("t") == len(early) + 1  # so the catalog says already
+            early.append(pool.submit(reader.offsets, "t"))
+            with pytest.raises(TimeoutError):
+                early[-1].result(0.05)
+            publish(*what)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(LogWriter, "_publish_partitions", publish_late)
+        writer.create_topic("t")
+        writer.alter_topic("t", partitions=2)
+        assert [one.result() for one in early] == [[(0, 0)], [(0, 0), (0, 0)]]
+
+
 def test_who_writes_into_a_partition_before_being_told_of_it_disturbs_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,7 +90,7 @@ class ProducerBuffer:
             if batch is None or batch.size + size > self.batch_bytes:
                 batch = self._open[name] = OpenBatch(TopicPartition(*name))
                 self._queue.append(batch)
-            future = SendFuture(batch.send_result, batch.count)
+            future = SendFuture(batch.send_result, batch.next_index)
             batch.add(timestamp_ms, key, value, headers, size)
             self._queued_bytes = queued + size
             if not queued:

@@ -27,12 +27,22 @@ from millstream.record import Headers, TopicPartition
 class OpenBatch:
     """Records for one partition, in their order, and their result."""
 
-    __slots__ = ("_headers", "_keys", "_timestamps_ms", "_values", "name", "send_result", "size")
+    __slots__ = (
+        "_dropped",
+        "_headers",
+        "_keys",
+        "_timestamps_ms",
+        "_values",
+        "name",
+        "send_result",
+        "size",
+    )
 
     def __init__(self, name: TopicPartition) -> None:
         self.name = name
         self.size = 0
         self.send_result = SendResult()
+        self._dropped = 0
         self._timestamps_ms: list[int] = []
         self._keys: list[bytes | None] = []
         self._values: list[bytes | None] = []
@@ -42,6 +52,11 @@ class OpenBatch:
     def count(self) -> int:
         """How many records it holds."""
         return len(self._values)
+
+    @property
+    def next_index(self) -> int:
+        """The index of the next record in the batch's result, in which dropped records keep theirs."""
+        return self._dropped + len(self._values)
 
     def add(
         self,
@@ -75,6 +90,7 @@ class OpenBatch:
         for column in (self._timestamps_ms, self._keys, self._values, self._headers or []):
             del column[:count]
         self.size -= freed
+        self._dropped += count
         self.send_result.drop(count, error)
         return count
 

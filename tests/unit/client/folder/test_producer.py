@@ -398,6 +398,24 @@ def test_a_record_larger_than_the_buffer_travels_alone(
         producer.close()
 
 
+def test_a_record_sent_to_a_batch_whose_oldest_was_dropped_has_its_own_offset(
+    log: LogWriter, disk: FaultyDisk
+) -> None:
+    log.create_topic("m", partitions=2)
+    producer = folder_producer(log, linger_ms=0, buffer_bytes=2000, overload="drop_oldest")
+    with held(disk, producer):
+        # The oldest leaves more room than the record for which it is dropped needs.
+        oldest, kept = (producer.send("m", text, partition=0) for text in (bytes(300), b"kept"))
+        while not oldest.done():
+            producer.send("m", bytes(50), partition=1)
+        late = producer.send("m", b"late", partition=0)
+    with suppress(OverloadError):
+        producer.close()
+    assert isinstance(oldest.exception(0), OverloadError)
+    assert values(log, "m", 0) == [b"kept", b"late"]
+    assert [future.result(0).offset for future in (kept, late)] == [0, 1]
+
+
 @settings(
     max_examples=some(60),
     deadline=None,

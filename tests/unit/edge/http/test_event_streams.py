@@ -44,7 +44,9 @@ class Stream:
                 found[name] = value
 
     def values(self, count):
-        return [self.next()[2]["value"] for _ in range(count)]
+        found = [self.next() for _ in range(count)]
+        assert [event for event in found if "value" not in event[2]] == []
+        return [data["value"] for _, _, data in found]
 
 
 @pytest.fixture
