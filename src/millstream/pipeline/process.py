@@ -7,6 +7,7 @@ from typing import get_args
 
 from millstream.choices import choose, did_you_mean
 from millstream.errors import ConfigError
+from millstream.kernels.column_types import check_column
 from millstream.kernels.errors.user_code import OnError, UnusableRowError, UserCode
 from millstream.kernels.late import LATE_COLUMNS
 from millstream.kernels.process.declarations import StateDeclaration
@@ -170,6 +171,7 @@ def _columns(what: str, schema: FrameSchema) -> ColumnTypes:
 def _check_states(states: tuple[tuple[str, StateDeclaration], ...]) -> None:
     for name, one in states:
         require_unreserved(name, "The function")
+        check_column(name, one.stored_dtype)
         if one.default is None:
             continue
         try:

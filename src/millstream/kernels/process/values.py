@@ -6,7 +6,7 @@ They are checked where they are given, so that a wrong one is an error of its ro
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, time, timedelta
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +17,15 @@ from millstream.kernels.errors.user_code import UnusableRowError
 Conversion = Callable[[Any], Any]
 """Returns a value as its column keeps it, or raises an error that says why it cannot."""
 
-_PLAIN: dict[type[pl.DataType], type] = {pl.String: str, pl.Binary: bytes, pl.Boolean: bool}
+# polars would parse texts as these.
+_PLAIN: Mapping[type[pl.DataType], type] = {
+    pl.String: str,
+    pl.Binary: bytes,
+    pl.Boolean: bool,
+    pl.Date: date,
+    pl.Time: time,
+    pl.Duration: timedelta,
+}
 
 
 def conversion(dtype: pl.DataType, what: str) -> Conversion:
