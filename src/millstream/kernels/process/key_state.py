@@ -259,7 +259,7 @@ def _attribute(cells: StateCells, name: str, number: int, one: StateDeclaration)
 
 
 def _value(cells: StateCells, number: int, one: StateDeclaration, convert: Conversion) -> property:
-    default, nested = frozen(one.default), one.dtype.is_nested()
+    default, nested = frozen(convert(one.default)), one.dtype.is_nested()
 
     def read(_state: KeyState) -> Any:
         value = cells.values[number]

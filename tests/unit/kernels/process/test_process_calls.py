@@ -239,3 +239,28 @@ def test_a_bucket_is_divided_and_put_together_with_its_timers_and_state():
             outputs.extend(one.output(0, tuple(OUTPUT)))
     assert len(made) >= 20
     assert sorted(alone) == sorted(made)
+
+
+class Highest(ms.ProcessFunction):
+    n = ms.value_state(pl.UInt32)
+
+    def on_row(self, context, row):
+        if context.state.n is None or row["n"] > context.state.n:
+            context.state.n = row["n"]
+            context.emit({"at": context.time, "n": row["n"]})
+
+
+@pytest.mark.parametrize("order", ["time", "arrival"])
+def test_rows_of_a_window_are_processed_under_one_key_for_all(order):
+    app = ms.App("p", log="unused")
+    stream = app.topic("t", SCHEMA, key="k").stream(time="at", watermark=ms.watermark("0 seconds"))
+    counted = stream.window(ms.tumbling("10 seconds"), by="k").agg(n=ms.count())
+    schema = {"at": pl.Datetime("us", "UTC"), "n": pl.UInt32}
+    counted.process(Highest(), by=(), schema=schema, order=order).view("highest", key="n")
+    rows = [
+        row(s, "", 0, key)
+        for s, key in ((1, "x"), (2, "x"), (11, "y"), (21, "x"), (22, "x"), (23, "x"))
+    ]
+    end = testing.Watermark("t", at=at(60))
+    out = testing.replay(app, {"t": [*rows, end]}, batchings=3)
+    assert out["highest"]["n"].to_list() == [2, 3]

@@ -72,7 +72,7 @@ def test_the_views_are_the_models_in_any_partitions_batches_and_crashes():
     made.side_output("side").view("side", key=["k", "n"])
     rows = scripted(3)
     end = testing.Watermark("t", at=at(END_S) + timedelta(seconds=3))
-    out = testing.replay(app, {"t": [*rows, end]}, batchings=9, crash=2)
+    out = testing.replay(app, {"t": [*rows, end]}, batchings=6, crash=2)
     own = {
         key: [(seconds(row["at"]), row["do"], row["n"]) for row in rows if row["k"] == key]
         for key in KEYS
