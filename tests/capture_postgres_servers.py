@@ -52,7 +52,6 @@ class Shop:
         from millstream.capture.postgres.source import PostgresSource
         from millstream.views.address import postgres_address
 
-        self.wait_until_released()  # by a source before this one
         return PostgresSource(
             postgres_address(url or self.url),
             tables or ("*",),

@@ -69,7 +69,7 @@ class InProcess:
                 serve(self._folder, listen=self._listen, settings=self._settings, **self._door)
             )
             self.address, self.port = serving.address, serving.port
-            self._writer = serving.writer
+            self.serving, self._writer = serving, serving.writer
             self._up.set()
             await self._ended.wait()
 

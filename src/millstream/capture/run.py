@@ -91,6 +91,11 @@ class Capture:
         """The names of the topics that it writes."""
         return CaptureTopics(self.name)
 
+    @property
+    def source_lag(self) -> SourceLag:
+        """What was measured last of the database, while it runs. From any thread."""
+        return self._lag
+
     def topic(self, table: str) -> str:
         """Return the topic of a table: of ``schema.table``, or of ``table`` as the capture's ``tables`` names it."""
         return self.topics.of_table(*self.split(table))

@@ -10,10 +10,14 @@ from typing import Literal
 
 import click
 
-from millstream.capture.apply.run import ApplyStatus
+from millstream.capture.apply.metrics import apply_figures
+from millstream.capture.apply.run import Apply, ApplyStatus
 from millstream.capture.apply.run import apply as apply_of
+from millstream.capture.last_status import LastStatus
 from millstream.cli.captured_options import log_option, tables_option
+from millstream.cli.metrics_option import metrics_option, serving_metrics
 from millstream.cli.signals import wait_for_stop_signal
+from millstream.metrics.exposition import Exposition
 
 _SHOW_S = 1.0
 
@@ -32,6 +36,7 @@ _SHOW_S = 1.0
     show_default=True,
     help="Whether to end when the log has nothing more.",
 )
+@metrics_option
 def apply(
     name: str,
     target: str,
@@ -39,6 +44,7 @@ def apply(
     tables: tuple[str, ...],
     log: str,
     until: Literal["stopped", "caught-up"],
+    metrics: str | None,
 ) -> None:
     """Apply the changes of the capture NAME to the database, lake, cache or index at URL.
 
@@ -50,16 +56,29 @@ def apply(
     Examples:
       millstream apply shop postgresql://writer@dw.example/copy --log ./data
       millstream apply shop sqlite:///copy.db --tables orders --tables 'customer*' --until caught-up
+      millstream apply shop redis://cache.example:6379 --metrics 127.0.0.1:9464
     """
-    applying = apply_of(name, target, tables=tables, log=log)
-    with wait_for_stop_signal() as wait:
+    _run(apply_of(name, target, tables=tables, log=log), until, metrics)
+
+
+def _run(applying: Apply, until: Literal["stopped", "caught-up"], metrics: str | None) -> None:
+    """Apply until the end or a signal, and show how far it is."""
+    last: LastStatus[ApplyStatus] = LastStatus()
+    exposition = Exposition({"apply": apply_figures(applying.name, last)}, [last.why_not_ready])
+    with serving_metrics(metrics, lambda: exposition), wait_for_stop_signal() as wait:
 
         def stop_at_signal() -> None:
             wait()
             applying.stop()
 
         threading.Thread(target=stop_at_signal, daemon=True).start()
-        status = applying.run(until=until, on_status=ApplyStatusLine(time.monotonic))
+        line = ApplyStatusLine(time.monotonic)
+
+        def show(status: ApplyStatus) -> None:
+            last.add(status)
+            line(status)
+
+        status = applying.run(until=until, on_status=show)
     click.echo(f"{'' if not sys.stderr.isatty() else chr(10)}{line_of(status)}")
 
 

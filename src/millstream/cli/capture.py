@@ -9,13 +9,17 @@ from typing import Literal
 
 import click
 
-from millstream.capture.run import Capture
+from millstream.capture.last_status import LastStatus
+from millstream.capture.metrics import capture_figures
+from millstream.capture.run import Capture, CaptureStatus
 from millstream.capture.run import capture as capture_of
 from millstream.cli.byte_sizes import parse_bytes
 from millstream.cli.capture_display import CaptureDisplay, line_of
 from millstream.cli.captured_options import tables_option
+from millstream.cli.metrics_option import metrics_option, serving_metrics
 from millstream.cli.signals import wait_for_stop_signal
 from millstream.errors import ConfigError
+from millstream.metrics.exposition import Exposition
 
 
 @click.command()
@@ -92,6 +96,7 @@ from millstream.errors import ConfigError
     is_flag=True,
     help="Only take out of the database what captures of this name have installed: slots and publication, triggers.",
 )
+@metrics_option
 def capture(
     url: str,
     *,
@@ -109,6 +114,7 @@ def capture(
     where: str | None,
     check: bool,
     remove: bool,
+    metrics: str | None,
 ) -> None:
     """Capture tables of the database at URL, and all their changes, into a log.
 
@@ -123,7 +129,7 @@ def capture(
       millstream capture mariadb://reader@db.example/shop --to kafka://localhost:9092 --name shop
       millstream capture postgresql://reader@db.example/shop --wal-max 10GiB --wal-policy release
       millstream capture postgresql://reader@db.example/shop --remove
-      millstream capture mongodb://reader@db.example/shop --tables orders
+      millstream capture mongodb://reader@db.example/shop --tables orders --metrics 127.0.0.1:9464
     """
     capturing = capture_of(
         url,
@@ -156,12 +162,15 @@ def capture(
     if check:
         click.echo("The database can be captured.")
         return
-    _run(capturing, until)
+    _run(capturing, until, metrics)
 
 
-def _run(capturing: Capture, until: Literal["stopped", "caught-up"]) -> None:
+def _run(capturing: Capture, until: Literal["stopped", "caught-up"], metrics: str | None) -> None:
     """Capture until the end or a signal, and show how far it is."""
-    with wait_for_stop_signal() as wait:
+    last: LastStatus[CaptureStatus] = LastStatus()
+    figures = capture_figures(capturing.name, last, lambda: capturing.source_lag)
+    exposition = Exposition({"capture": figures}, [last.why_not_ready])
+    with serving_metrics(metrics, lambda: exposition), wait_for_stop_signal() as wait:
 
         def stop_at_signal() -> None:
             wait()
@@ -169,5 +178,10 @@ def _run(capturing: Capture, until: Literal["stopped", "caught-up"]) -> None:
 
         threading.Thread(target=stop_at_signal, daemon=True).start()
         with CaptureDisplay(time.monotonic, sys.stderr) as display:
-            status = capturing.run(until=until, on_status=display, on_alarm=display.alarm)
+
+            def show(status: CaptureStatus) -> None:
+                last.add(status)
+                display(status)
+
+            status = capturing.run(until=until, on_status=show, on_alarm=display.alarm)
     click.echo(line_of(status))

@@ -107,7 +107,7 @@ class _WatchedApp:
         names = ("app", "running", "failure", "batch_id", "at", "behind_s", "unread", "watermark")
         return {
             **{name: status[name] for name in names},
-            "catch_up_s": load.catch_up_s(status["unread"]),
+            "catch_up_s": load.catch_up(status["unread"]).seconds,
             "totals": status["totals"],
             "partitions": status["partitions"],
             "load": load.to_dict(),
@@ -167,10 +167,10 @@ def _headline(status: Mapping[str, Any], load: BatchLoad) -> Text:
         text.append("  nothing unread")
     else:
         text.append(f"  {status['unread']:,} unread", "yellow")
-        catch_up_s = load.catch_up_s(status["unread"]) if status["running"] else None
-        if catch_up_s is not None:
-            text.append(f", caught up in {format_us(max(1, round(catch_up_s)) * 1_000_000)}")
-        elif status["running"] and load.arriving_per_s is not None:
+        catch_up = load.catch_up(status["unread"])
+        if status["running"] and catch_up.seconds is not None:
+            text.append(f", caught up in {format_us(max(1, round(catch_up.seconds)) * 1_000_000)}")
+        elif status["running"] and catch_up.never:
             text.append(", not catching up", "red")
     return text
 

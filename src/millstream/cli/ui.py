@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import webbrowser
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import click
 
 from millstream.cli.signals import wait_for_stop_signal
 from millstream.cli.tables import log_option
+from millstream.cli.version_runs import VersionRuns, parse_programs
 from millstream.views.reader import apps_with_state
 from millstream.views.server.server import LISTEN_DEFAULT, serve
 
@@ -41,29 +43,48 @@ from millstream.views.server.server import LISTEN_DEFAULT, serve
     is_flag=True,
     help="Allow an address that other machines reach: there is no authentication.",
 )
+@click.option(
+    "--program",
+    "programs",
+    multiple=True,
+    metavar="APP=FILE",
+    help="The file of an app's program, so that the page /operate has buttons to plan, compare, deploy and roll back; not "
+    "with --insecure. May be repeated.",
+)
 @click.option("--open", "opens", is_flag=True, help="Open the page in your browser.")
-def ui(folder: Path, listen: str, stores: tuple[str, ...], *, insecure: bool, opens: bool) -> None:
+def ui(
+    folder: Path,
+    listen: str,
+    stores: tuple[str, ...],
+    *,
+    insecure: bool,
+    programs: tuple[str, ...],
+    opens: bool,
+) -> None:
     """Show a page of what the apps of a log do, live; serve their views over HTTP.
 
-    The pipelines need not run. It only reads, but for the page /operate, which sends dead letters again when asked
-    to; not with --insecure. Ctrl-C ends it.
+    The pipelines need not run. It only reads, but for the page /operate, which sends dead letters again, and changes
+    the version of an app, when asked to; not with --insecure. Ctrl-C ends it.
 
     \b
     Examples:
       millstream ui
       millstream ui --log ./demo-data --open
+      millstream ui --program ads=app.py
       millstream ui --listen 127.0.0.1:9000
       curl 'http://127.0.0.1:8400/views/ad_ctr?ad_id=7&order=-window_start&limit=5'
       curl -N 'http://127.0.0.1:8400/views/ad_ctr/changes?since=0'
     """
     with (
         wait_for_stop_signal() as wait,
+        closing(VersionRuns(folder, parse_programs(programs))) as commands,
         serve(
             folder,
             listen=listen,
             insecure=insecure,
             databases=stores,
             replay=partial(_replay, folder),
+            commands=commands,
         ) as serving,
     ):
         click.echo(f"Serving {folder} at {serving.url} (Ctrl-C ends it)")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 MetricKind = Literal["counter", "gauge", "histogram"]
-MetricSource = Literal["process", "app", "log", "broker", "edge", "webhook"]
+MetricSource = Literal["process", "app", "log", "broker", "edge", "webhook", "capture", "apply"]
 
 PREFIX = "millstream_"
 SERVED_BY: Mapping[MetricSource, str] = {
@@ -26,6 +26,8 @@ SERVED_BY: Mapping[MetricSource, str] = {
     "broker": "`millstream broker --metrics`",
     "edge": "`millstream edge`",
     "webhook": "`millstream webhook --metrics`",
+    "capture": "`millstream capture --metrics`",
+    "apply": "`millstream apply --metrics`",
 }
 
 
@@ -120,6 +122,25 @@ webhook_delivered_records_total | counter | topic group | Records delivered.
 webhook_undeliverable_records_total | counter | topic group | Records that went to the dead-letter topic.
 webhook_failed_attempts_total | counter | topic group | Attempts that failed.
 """
+_CAPTURE = """
+capture_retrying            | gauge   | capture | 1 while the database, or the log, does not respond, and it is tried again.
+capture_last_write_timestamp_seconds | gauge | capture | When something became durable in the log last, at least that the database had nothing more; before that, when it began.
+capture_lag_seconds         | gauge   | capture | How old the last change was when it was durable; 0 when the database had nothing more.
+capture_snapshot_rows_total | counter | capture | Rows of snapshots, in all runs.
+capture_changes_total       | counter | capture | Changes of rows, in all runs.
+capture_expected_rows       | gauge   | capture | How many rows the tables have, about, that are not read to their end. Missing where that is not known.
+capture_behind_bytes        | gauge   | capture | Of the database's own log, how much is not captured yet. Missing where that is not known.
+capture_kept_bytes          | gauge   | capture | How much of it the database keeps for this capture. Missing where that is not known.
+capture_alarm               | gauge   | capture | 1 while the database keeps too much, or may soon remove what is not captured.
+"""
+_APPLY = """
+apply_retrying              | gauge   | capture | 1 while the target, or the log, does not respond, and it is tried again.
+apply_last_commit_timestamp_seconds | gauge | capture | When a batch was durable in the target last, or the log had nothing more; before that, when it began.
+apply_lag_seconds           | gauge   | capture | How old the last transaction was when it was durable; 0 when the log had nothing more.
+apply_transactions_total    | counter | capture | Transactions that were applied, in all runs.
+apply_changes_total         | counter | capture | Changes of rows, in all runs.
+apply_done_ratio            | gauge   | capture | The part of the log that is applied, 0 to 1.
+"""
 
 METRICS: Mapping[str, MetricDefinition] = {
     metric.name: metric
@@ -130,5 +151,7 @@ METRICS: Mapping[str, MetricDefinition] = {
         *_table("broker", _BROKER),
         *_table("edge", _EDGE),
         *_table("webhook", _WEBHOOK),
+        *_table("capture", _CAPTURE),
+        *_table("apply", _APPLY),
     )
 }

@@ -54,7 +54,7 @@ def why_behind(store: StateStore, app: str, log: Path) -> BehindReport:
         status["running"],
         unread,
         status["behind_s"],
-        load.catch_up_s(unread) if status["running"] else None,
+        load.catch_up(unread).seconds if status["running"] else None,
         load,
         partitions,
         tuple(_sentences(app, status, load, partitions)),
@@ -89,16 +89,22 @@ def _speed(status: Mapping[str, Any], load: BatchLoad) -> Iterator[str]:
         f"{load.arriving_per_s:,.0f} records a second arrived, and it read {load.read_per_s:,.0f}; it was at work "
         f"{load.busy:.0%} of the time."
     )
-    catch_up_s = load.catch_up_s(status["unread"])
     if not status["unread"] or not status["running"]:
         return
-    if catch_up_s is None:
+    catch_up = load.catch_up(status["unread"])
+    if catch_up.seconds is not None:
+        shown = format_us(max(1, round(catch_up.seconds)) * 1_000_000)
+        yield f"At the rate of its fullest batches it catches up in {shown}."
+    elif catch_up.never:
         yield (
-            "At this rate it never catches up: more arrives than it can process. Give it more cores or partitions "
-            "(millstream rescale), or make the slowest step cheaper."
+            "At the rate of its fullest batches it never catches up: more arrives than it can process. Give it more "
+            "cores or partitions (millstream rescale), or make the slowest step cheaper."
         )
     else:
-        yield f"At this rate it catches up in {format_us(max(1, round(catch_up_s)) * 1_000_000)}."
+        yield (
+            f"When it catches up is not known yet: no batch had more than {load.capacity.records:,} records, and the "
+            "next one will have more."
+        )
 
 
 def _time(load: BatchLoad) -> Iterator[str]:

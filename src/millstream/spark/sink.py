@@ -146,7 +146,6 @@ class CommitSink:
             except StagedRowsLostError:  # sinks that have the batch find their fences
                 result = collect_results(self.plan, self._fetch(given))
                 self.committer.commit(batch_id, result, status, state, record)
-        self._figures.end_batch(self.timer.phases)
         if self.stages is not None:
             self.stages.on_commit()
         self.event_times.add(rows)
@@ -173,7 +172,7 @@ class CommitSink:
             self._figures = BatchFigures.from_status(self._time)
         self._time = time_status(self._time, self.plan, result, progress.batch_id, progress.at)
         self._largest = largest_batch(self._largest, progress)
-        self._figures.add_phases(self.timer.phases)
+        self._figures.add_phases(self.timer.took_ms, self.timer.commit_before_ms)
         self._figures.add_requests(progress.object_store)
         return {
             **progress.to_dict(),

@@ -81,7 +81,7 @@ def test_dashboard_and_rules_name_metrics_and_labels_that_exist(where, expressio
 
 def test_every_alert_says_what_happened_and_what_to_do():
     alerts = re.split(r"(?m)^\s+- alert: ", RULES.read_text())[1:]
-    assert len(alerts) == 16
+    assert len(alerts) == 19
     for alert in alerts:
         assert re.search(r'summary: ".+\."', alert)
         assert re.search(r'action: ".+\."', alert)

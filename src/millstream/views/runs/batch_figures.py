@@ -25,7 +25,6 @@ class BatchFigures:
 
     phase_s: dict[str, float] = field(default_factory=dict)
     object_store: dict[str, int] = field(default_factory=dict)
-    _counted: int = 0  # phases of the present batch
 
     @classmethod
     def from_status(cls, status: Mapping[str, Any]) -> BatchFigures:
@@ -33,22 +32,16 @@ class BatchFigures:
         known = status.get("costs", {})
         return cls(dict(known.get("phase_s", {})), dict(known.get("object_store", {})))
 
-    def add_phases(self, phases: list[BatchPhase]) -> None:
-        """Add the phases of a batch that are not counted yet."""
-        for phase in phases[self._counted :]:
-            seconds = phase.ended_s - phase.began_s
-            self.phase_s[phase.name] = self.phase_s.get(phase.name, 0.0) + seconds
-        self._counted = len(phases)
+    def add_phases(self, took_ms: Mapping[str, float], commit_before_ms: float | None) -> None:
+        """Add the phases of a batch that is about to be committed, and the commit of the one before, if this run did it."""
+        before = {} if commit_before_ms is None else {"commit": commit_before_ms}
+        for name, one_ms in {**took_ms, **before}.items():
+            self.phase_s[name] = self.phase_s.get(name, 0.0) + one_ms / 1000
 
     def add_requests(self, requests: Mapping[str, int]) -> None:
         """Add the requests of a batch."""
         for name, count in requests.items():
             self.object_store[name] = self.object_store.get(name, 0) + count
-
-    def end_batch(self, phases: list[BatchPhase]) -> None:
-        """Add what is left of a batch that is committed."""
-        self.add_phases(phases)
-        self._counted = 0
 
     def to_status(self) -> dict[str, Any]:
         """Return what the status keeps, under ``costs``."""

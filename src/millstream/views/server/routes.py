@@ -14,6 +14,7 @@
 ``/apps/NAME/live``                     status and panels as server-sent events, for the page
 ``/apps/NAME/operate``                  status, load, batches, dead letters and versions, for operators
 ``/apps/NAME/dead-letters/replay``      POST: sends dead letters again, see `dead_letter_requests.py`
+``/apps/NAME/versions/ACTION``          POST: begins a command on the edited program, see `version_requests.py`
 ``/metrics``                            the figures of all apps and of the log, for Prometheus
 ``/healthz``, ``/readyz``               whether the server lives; whether all stores can be read
 ======================================  ===========================================================
@@ -71,6 +72,7 @@ from millstream.views.server.query_params import (
     parse_timeout,
 )
 from millstream.views.server.store_watcher import ReadExecutor, StoreWatcher
+from millstream.views.server.version_requests import VersionCommands, start_command
 
 _log = logging.getLogger(__name__)
 _ADDRESSES = "Addresses are /views, /apps and the page at /."
@@ -89,15 +91,17 @@ def application(
     *,
     hosts: frozenset[str] | None,
     replay: ReplayDeadLetters | None = None,
+    commands: VersionCommands | None = None,
 ) -> tuple[Starlette, StoreWatcher]:
     """Return the server as an ASGI application, and the watcher that wakes its streams.
 
     Args:
         exposition: What ``/metrics`` and ``/readyz`` respond.
         hosts: The host names that requests may name; None: any. See :class:`AllowedHosts`.
-        replay: Sends dead letters again; None: the server only reads.
+        replay: Sends dead letters again; None: nothing does.
+        commands: Runs commands on edited programs; None: nothing does.
     """
-    server = ViewRoutes(catalog, replay)
+    server = ViewRoutes(catalog, replay, commands)
     app = Starlette(
         routes=[*server.routes(), *metric_routes(exposition)],
         exception_handlers=exception_handlers(_STATUS, _ADDRESSES, _log),
@@ -111,9 +115,15 @@ def application(
 class ViewRoutes:
     """Handles requests, from the stores of a catalog."""
 
-    def __init__(self, catalog: ViewCatalog, replay: ReplayDeadLetters | None = None) -> None:
+    def __init__(
+        self,
+        catalog: ViewCatalog,
+        replay: ReplayDeadLetters | None = None,
+        commands: VersionCommands | None = None,
+    ) -> None:
         self._catalog = catalog
         self._replay = replay
+        self._commands = commands
         self._replaying = anyio.Lock()  # of two replays at a time, one would be fenced
         self._operations: dict[str, AppOperations] = {}
         self._executor = ReadExecutor()
@@ -139,7 +149,8 @@ class ViewRoutes:
         }
         replay = Route("/apps/{app}/dead-letters/replay", self.replay, methods=["POST"])
         read = [Route(path, handler, methods=["GET"]) for path, handler in handlers.items()]
-        return [*read, replay]
+        command = Route("/apps/{app}/versions/{action}", self.command, methods=["POST"])
+        return [*read, replay, command]
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -263,12 +274,20 @@ class ViewRoutes:
             known = self._operations[app] = AppOperations(app, self._catalog.folder(app))
         reading = known
         found = await self._executor.run(lambda: reading.read(store))
-        return json_response({"status": status, **found, "can_replay": self._replay is not None})
+        program = None if self._commands is None else self._commands.read(app)
+        can_replay = self._replay is not None
+        return json_response(
+            {"status": status, **found, "can_replay": can_replay, "program": program}
+        )
 
     async def replay(self, request: Request) -> Response:
         self._catalog.state_store(request.path_params["app"])  # there is such an app
         async with self._replaying:
             return await replay_dead_letters(request, self._replay, self._executor)
+
+    async def command(self, request: Request) -> Response:
+        self._catalog.state_store(request.path_params["app"])  # there is such an app
+        return await start_command(request, self._commands)
 
     async def graph(self, request: Request) -> Response:
         app = request.path_params["app"]

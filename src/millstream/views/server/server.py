@@ -23,6 +23,7 @@ from millstream.views.server.catalog import ViewCatalog
 
 if TYPE_CHECKING:
     from millstream.views.server.dead_letter_requests import ReplayDeadLetters
+from millstream.views.server.version_requests import VersionCommands
 
 LISTEN_DEFAULT = "127.0.0.1:8400"
 _BACKLOG = 128
@@ -43,6 +44,7 @@ def serve(
     insecure: bool = False,
     databases: Sequence[str] = (),
     replay: ReplayDeadLetters | None = None,
+    commands: VersionCommands | None = None,
 ) -> Iterator[ViewServer]:
     """Serve the views of a log folder and the page until the block ends.
 
@@ -53,12 +55,13 @@ def serve(
         insecure: Allow an address that other machines can reach.
         databases: URLs of databases whose views are to be served, too.
         replay: Sends dead letters again, for the page; never offered at an address that other machines can reach.
+        commands: Runs commands on edited programs, for the page; neither.
 
     Raises:
         EnvironmentProblem: The extra ``ui`` is not installed.
         ConfigError: The address is invalid, is in use, or could be reached by other machines.
         RetriableError: A database is not available.
-    Guarantees: only reads, but for ``replay``; blocks no job. In a thread of its own.
+    Guarantees: only reads, but for ``replay`` and ``commands``; blocks no job. In a thread of its own.
     """
     host, port = parse_listen_address(listen, LISTEN_DEFAULT)
     local = is_loopback(host)
@@ -84,7 +87,11 @@ def serve(
             [figures.why_not_ready],
         )
         app, watcher = application(
-            catalog, exposition, hosts=names, replay=replay if local else None
+            catalog,
+            exposition,
+            hosts=names,
+            replay=replay if local else None,
+            commands=commands if local else None,
         )
         with http.serve_in_thread(app, listener, what="page", ending=watcher.close):
             yield ViewServer(http.url_of(host, listener))

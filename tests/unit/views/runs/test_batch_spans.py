@@ -105,16 +105,23 @@ def test_a_phase_that_fails_is_measured_too():
 
 
 def test_costs_are_added_up_and_the_commit_is_counted_with_the_next_batch():
-    figures, timer = BatchFigures(), timed()
-    figures.add_phases(timer.phases[:2])
+    figures, timer = BatchFigures(), PhaseTimer(Clock(1, 2, 1, 4, 1, 2))
+    timer.begin(1000.0)
+    with timer.phase("read"):
+        pass
+    figures.add_phases(timer.took_ms, timer.commit_before_ms)
     figures.add_requests({"puts": 2, "cache_hits": 1})
     first = figures.to_status()
     assert first == {
         "phase_s": {"plan": 1, "read": 2},
         "object_store": {"puts": 2, "cache_hits": 1},
     }
-    figures.end_batch(timer.phases)
-    figures.add_phases(timed().phases[:2])
+    with timer.phase("commit"):
+        pass
+    timer.begin(1000.0)
+    with timer.phase("read"):
+        pass
+    figures.add_phases(timer.took_ms, timer.commit_before_ms)
     figures.add_requests({"puts": 1})
     assert figures.to_status() == {
         "phase_s": {"plan": 2, "read": 4, "commit": 4},

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import closing
 from decimal import Decimal
 from functools import partial
 
 import pytest
+from edited_app import EditedApp, events
 
 from millstream.cli.ui import _replay
+from millstream.cli.version_runs import VersionRuns
 from millstream.errors import ConfigError
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.reader import state_store_path
@@ -360,3 +363,43 @@ def test_the_page_for_operators_shows_what_is_slow_and_sends_dead_letters_again(
     assert page.locator(f"{letter}[open]").count() == 1  # what was open stays open
     assert page.evaluate("document.documentElement.scrollWidth") == viewport["width"]
     assert (brightness(page, "body", "backgroundColor") < 60) == (scheme == "dark")
+
+
+@pytest.mark.parametrize(
+    ("viewport", "scheme"), [(DESK, "light"), (PHONE, "dark")], ids=["desk", "phone"]
+)
+def test_versions_have_buttons_which_run_the_commands(tmp_path, chromium, viewport, scheme):
+    edited = EditedApp(tmp_path, 2)
+    edited.create()
+    edited.append(events(60, 3))
+    edited.run(edited.write())
+    edited.write(("FACTOR = 2", "FACTOR = 3"))
+    programs = {"ads": str(edited.file)}
+    with (
+        closing(VersionRuns(edited.log, programs)) as commands,
+        serve(edited.log, listen="127.0.0.1:0", commands=commands) as serving,
+        closing(chromium.new_context(viewport=viewport, color_scheme=scheme)) as context,
+    ):
+        context.set_default_timeout(10 * WAIT_MS)
+        page = context.new_page()
+        page.goto(serving.url.rstrip("/") + "/operate")
+        page.locator("#commands button", has_text="Plan").focus()
+        page.keyboard.press("Enter")
+        page.wait_for_function(
+            "() => document.querySelector('#command-notice').textContent.includes('rebuilt or dropped')"
+        )
+        assert "rebuilds  step 'per_kind'" in page.locator("#command-output").inner_text()
+        # Whoever says no has begun nothing.
+        page.once("dialog", lambda dialog: dialog.dismiss())
+        page.locator("#commands button", has_text="Switch to it").click()
+        assert commands.read("ads")["action"] == "plan"
+        page.once("dialog", lambda dialog: dialog.accept())
+        page.keyboard.press("Enter")
+        page.wait_for_function(
+            "() => document.querySelector('#command-notice').textContent.includes('is in place')"
+        )
+        page.wait_for_function(
+            "() => document.querySelector('#versions').textContent.includes('previous')"
+        )
+        assert page.evaluate("document.documentElement.scrollWidth") == viewport["width"]
+        assert (brightness(page, "#command-output", "backgroundColor") < 60) == (scheme == "dark")

@@ -38,8 +38,13 @@ export function findings(status, load) {
   return out;
 }
 
+// As BatchLoad.catch_up of the server.
 function catchUp(status, load) {
-  const spare = load.capacity_per_s - load.arriving_per_s;
-  if (spare > 0) return `At this rate it catches up in ${duration(status.unread / spare)}.`;
-  return "At this rate it never catches up: more arrives than it can process. Give it more cores or partitions (millstream rescale), or make the slowest step cheaper.";
+  const { per_s, records, limited, shortest_s } = load.capacity;
+  const known = (seconds) => `At the rate of its fullest batches it catches up in ${duration(Math.max(1, seconds))}.`;
+  if (status.unread <= records) return known(shortest_s + status.unread / per_s);
+  if (!limited || load.batches < 5) return `When it catches up is not known yet: no batch had more than ${count(records)} records, and the next one will have more.`;
+  const spare = per_s - load.usually_arriving_per_s;
+  if (spare > 0) return known(status.unread / spare);
+  return "At the rate of its fullest batches it never catches up: more arrives than it can process. Give it more cores or partitions (millstream rescale), or make the slowest step cheaper.";
 }

@@ -7,6 +7,7 @@ import { byId, h } from "./dom.js";
 import { findings } from "./findings.js";
 import { NONE, bytes, count, duration, measured, time } from "./format.js";
 import { Table } from "./table.js";
+import { VersionCommands } from "./versions.js";
 
 const EVERY_MS = 2000;
 const WORKED = ["read", "stages", "commit"]; // the other phases are one line
@@ -28,6 +29,7 @@ const unreadChart = new LineChart("Unread records");
 byId("batch-chart").append(batchChart.node, h("div", { class: "legend", id: "legend" }));
 byId("unread-chart").append(unreadChart.node);
 const dead = new DeadLetters(() => app, () => refresh());
+const commands = new VersionCommands(() => app, () => refresh());
 let app = null;
 let timer = null;
 
@@ -38,6 +40,7 @@ async function choose(name) {
   byId("overview-link").href = `/#${encodeURIComponent(name)}`;
   document.title = `${name} · operate · Millstream`;
   dead.clear();
+  commands.clear();
   await refresh();
 }
 
@@ -66,6 +69,7 @@ function draw(found) {
   drawBatches(batches);
   drawPartitions(status.partitions);
   drawVersions(found.versions);
+  commands.update(found.program);
   dead.update(found.dead_letters, found.can_replay);
 }
 

@@ -1,0 +1,198 @@
+"""What figures cost a broker and a pipeline that are at work and scraped every second, as shares of one CPU.
+
+Broker: a process that a producer keeps busy, in pairs: scraped, and not; CPU for a million records of each. Pipeline: a
+run over a log that is filled meanwhile, scraped. Beside the pairs stands what the servers count themselves
+(``millstream_metrics_cpu_seconds_total``), against the clock and against all CPU of the process.
+
+    python benchmarks/metrics_cost.py [--seconds 20] [--rounds 5] [--only broker pipeline]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from _measure import TICKS, table
+
+VALUES = [
+    b'{"n": %d, "user": "u%d", "at": "2026-01-01T00:00:00Z"}' % (n, n % 100) for n in range(1000)
+]
+APP = """
+from datetime import datetime
+
+import millstream as ms
+
+app = ms.App("bench", log={log!r})
+stream = app.topic("events", {{"n": int, "user": str, "at": datetime}}).stream(time="at")
+stream.window(ms.tumbling("1 minute"), by="user").agg(n=ms.count()).view("by_user")
+"""
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def cpu_s(pid):
+    fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / TICKS
+
+
+def figure(text, name):
+    return float(re.search(rf"^{name}\S* (\S+)$", text, re.MULTILINE)[1])
+
+
+class Scraper(threading.Thread):
+    """Asks for figures every second, from ``with`` to its end; has the first and the last text, and when."""
+
+    def __init__(self, port):
+        super().__init__(daemon=True)
+        self.url, self.ended, self.texts = f"http://127.0.0.1:{port}/metrics", threading.Event(), []
+
+    def run(self):
+        while not self.ended.wait(1):
+            with urllib.request.urlopen(self.url, timeout=60) as answer:
+                self.texts.append((time.monotonic(), answer.read().decode()))
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.ended.set()
+        self.join()
+
+    def shares(self):
+        """What figures took between the first and the last: of the clock, of the CPU of the process; scrapes."""
+        (first_s, first), (last_s, last) = self.texts[0], self.texts[-1]
+
+        def grown(name):
+            return figure(last, name) - figure(first, name)
+
+        took_s = grown("millstream_metrics_cpu_seconds_total")
+        of_process = took_s / grown("process_cpu_seconds_total")
+        return took_s / (last_s - first_s), of_process, len(self.texts)
+
+
+@contextmanager
+def process(*arguments, ready):
+    """Run a command until the block ends; it has begun when ``ready()``."""
+    command = [sys.executable, "-m", "millstream", *map(str, arguments)]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not ready():
+            assert running.poll() is None
+            time.sleep(0.2)
+        yield running.pid
+    finally:
+        running.terminate()
+        running.wait()
+
+
+def answers(port):
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=60).close()
+    except OSError:
+        return False
+    return True
+
+
+def produce(address, seconds):
+    """Send records for so long; return how many."""
+    import millstream as ms
+
+    sent, end_s = 0, time.monotonic() + seconds
+    with closing(ms.connect(address)) as log:
+        log.create_topic("events", partitions=4, exist_ok=True)
+        while time.monotonic() < end_s:
+            with log.producer() as producer:
+                for value in VALUES:
+                    producer.send("events", value)
+            sent += len(VALUES)
+    return sent
+
+
+def broker(seconds, *, scraped):
+    """CPU seconds of a broker for a million records; with them, what it says that figures took."""
+    with tempfile.TemporaryDirectory() as folder:
+        port, ready = free_port(), Path(folder) / "ready"
+        arguments = ["broker", f"{folder}/log", "--listen", "127.0.0.1:0", "--ready-file", ready]
+        with process(*arguments, "--metrics", f"127.0.0.1:{port}", ready=ready.exists) as pid:
+            before_s = cpu_s(pid)
+            address = f"kafka://{ready.read_text().strip()}"
+            if not scraped:
+                sent = produce(address, seconds)
+                return (cpu_s(pid) - before_s) / sent * 1e6, None
+            with Scraper(port) as scraper:
+                sent = produce(address, seconds)
+            return (cpu_s(pid) - before_s) / sent * 1e6, scraper.shares()
+
+
+def pipeline(seconds):
+    """What a run says that figures took while its topic is filled."""
+    with tempfile.TemporaryDirectory() as folder:
+        port, file, log = free_port(), Path(folder) / "app.py", f"{folder}/log"
+        file.write_text(APP.format(log=log))
+        produce(log, 0.01)
+        with (
+            process("run", file, "--metrics", f"127.0.0.1:{port}", ready=lambda: answers(port)),
+            Scraper(port) as scraper,
+        ):
+            produce(log, seconds)
+        return scraper.shares()
+
+
+def shown(shares):
+    of_clock, of_process, scrapes = zip(*shares, strict=True)
+    middle = [
+        f"{statistics.median(one):.2%} ({min(one):.2%} to {max(one):.2%})"
+        for one in (of_clock, of_process)
+    ]
+    return [*middle, f"{statistics.median(scrapes):.0f}"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--only", nargs="+", choices=("broker", "pipeline"), default=("broker", "pipeline")
+    )
+    asked = parser.parse_args()
+    print(f"load {os.getloadavg()[0]:.1f}")
+    rows = []
+    if "broker" in asked.only:
+        pairs = []
+        for number in range(asked.rounds):
+            order = (True, False) if number % 2 else (False, True)
+            found = {scraped: broker(asked.seconds, scraped=scraped) for scraped in order}
+            pairs.append((found[True], found[False]))
+        ratios = [scraped[0] / plain[0] for scraped, plain in pairs]
+        for name, place in (("scraped", 0), ("not scraped", 1)):
+            spent = [pair[place][0] for pair in pairs]
+            print(
+                f"broker, {name}: {statistics.median(spent):.2f} CPU s for a million records "
+                f"({min(spent):.2f} to {max(spent):.2f})"
+            )
+        print(
+            f"ratio of pairs: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+        )
+        rows.append(["broker", *shown([scraped[1] for scraped, _ in pairs])])
+    if "pipeline" in asked.only:
+        rows.append(["pipeline", *shown([pipeline(asked.seconds) for _ in range(asked.rounds)])])
+    table("what figures took", ["", "of one CPU", "of the process", "scrapes"], rows)
+
+
+if __name__ == "__main__":
+    main()

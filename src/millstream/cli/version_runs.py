@@ -1,0 +1,125 @@
+"""The commands that the page for operators runs on the programs of apps: ``plan``, ``compare``, ``deploy``, ``rollback``.
+
+Each is the command itself, in a process of its own: a program is the user's code, which the server does not run. What
+it prints is shown as it is. One runs at a time; it ends with the server.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from millstream.errors import ConfigError, ConflictError
+from millstream.views.server.version_requests import VersionAction
+
+_SHOWN_BYTES = 20_000  # the end of what a command has printed
+_END_S = 30.0
+
+
+def parse_programs(texts: Sequence[str]) -> dict[str, str]:
+    """Return the files of programs by app, of ``APP=FILE`` each.
+
+    Raises:
+        ConfigError: one is not of this form, an app is named twice, or a file is not there.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        app, equals, file = text.partition("=")
+        if not app or not equals or not file:
+            raise ConfigError(f"--program is {text!r}. Give APP=FILE, such as ads=app.py.")
+        if app in found:
+            raise ConfigError(f"--program names the app {app!r} twice. Give one file for it.")
+        if not Path(file).is_file() and not Path(file.rpartition(":")[0]).is_file():
+            raise ConfigError(f"--program names {file!r}, which is no file. Correct the path.")
+        found[app] = file
+    return found
+
+
+@dataclass(frozen=True)
+class _Run:
+    app: str
+    action: VersionAction
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+
+    def to_dict(self) -> dict[str, Any]:
+        code = self.process.poll()
+        size = os.fstat(self.output.fileno()).st_size
+        begin = max(0, size - _SHOWN_BYTES)
+        text = os.pread(self.output.fileno(), _SHOWN_BYTES, begin).decode(errors="replace")
+        return {
+            "action": self.action,
+            "running": code is None,
+            "exit_code": code,
+            "output": f"… {text}" if begin else text,
+        }
+
+
+class VersionRuns:
+    """Runs commands on programs; ``programs`` is app → FILE or FILE:APP. Close it."""
+
+    def __init__(self, log: Path, programs: Mapping[str, str]) -> None:
+        self._log = log
+        self._programs = programs
+        self._last: dict[str, _Run] = {}
+        self._lock = threading.Lock()
+
+    def start(self, app: str, action: VersionAction, *, stop: bool) -> None:
+        """Begin a command on the program of an app. See :class:`VersionCommands`."""
+        if app not in self._programs:
+            raise ConfigError(
+                f"It is not known which file has the program of {app!r}. Start the page with --program {app}=FILE."
+            )
+        with self._lock:
+            for run in self._last.values():
+                if run.process.poll() is None:
+                    raise ConflictError(
+                        f"millstream {run.action} runs for {run.app}. Wait until it has ended."
+                    )
+            before = self._last.pop(app, None)
+            if before is not None:
+                before.output.close()
+            self._last[app] = self._begin(app, action, stop=stop)
+
+    def _begin(self, app: str, action: VersionAction, *, stop: bool) -> _Run:
+        command = [sys.executable, "-m", "millstream", action, self._programs[app]]
+        command += ["--log", str(self._log)]
+        if stop and action in ("deploy", "rollback"):
+            command.append("--stop")
+        output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the run
+        # What it prints goes to a file: nobody may be there to read a pipe.
+        process = subprocess.Popen(  # noqa: S603 - our own command, on a file that whoever started us has named
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+        )
+        return _Run(app, action, process, output)
+
+    def read(self, app: str) -> Mapping[str, Any] | None:
+        """Return the file of an app and its last command. See :class:`VersionCommands`."""
+        file = self._programs.get(app)
+        if file is None:
+            return None
+        with self._lock:
+            run = self._last.get(app)
+            last = dict.fromkeys(("action", "running", "exit_code", "output"))
+            return {"file": file, **(last if run is None else run.to_dict())}
+
+    def close(self) -> None:
+        """End what runs: a deployment that is stopped resumes when it is called again."""
+        with self._lock:
+            for run in self._last.values():
+                run.process.terminate()
+            for run in self._last.values():
+                try:
+                    run.process.wait(_END_S)
+                except subprocess.TimeoutExpired:
+                    run.process.kill()
+                    run.process.wait()
+                run.output.close()
+            self._last = {}

@@ -1,0 +1,65 @@
+"""Looking at an edited program from the page, and switching to it: only for its own pages, on this machine.
+
+Which file has the program of an app is said where the server is started, and never by a request. What is done with it,
+and how, is given to the server, too (:class:`VersionCommands`): views know nothing of programs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol, get_args
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from millstream.choices import choose
+from millstream.errors import ConfigError
+from millstream.http import json_response
+from millstream.views.server.page_requests import read_body, read_only_response, refusal
+
+VersionAction = Literal["plan", "compare", "deploy", "rollback"]
+
+
+class VersionCommands(Protocol):
+    """Runs commands on the program of an app, beside the server. From any thread."""
+
+    def start(self, app: str, action: VersionAction, *, stop: bool) -> None:
+        """Begin a command; ``stop``: it may stop the app.
+
+        Raises:
+            ConfigError: it is not known which file has the app's program.
+            ConflictError: one runs.
+        """
+
+    def read(self, app: str) -> Mapping[str, Any] | None:
+        """Return of an app whose file is known ``file``, and of its last command ``action``, ``running``,
+        ``exit_code`` and ``output``, each None before the first; None of others.
+        """
+
+
+async def start_command(request: Request, commands: VersionCommands | None) -> Response:
+    """Begin what a request asks for, and respond with what :meth:`VersionCommands.read` returns.
+
+    Raises:
+        ConfigError: the action, or the body, is not understood; or see :class:`VersionCommands`.
+    """
+    if commands is None:
+        return read_only_response()
+    refused = refusal(request)
+    if refused is not None:
+        return refused
+    app, action = request.path_params["app"], request.path_params["action"]
+    choose("the action", action, get_args(VersionAction))
+    commands.start(app, action, stop=_parse(await read_body(request)))
+    return json_response(dict(commands.read(app) or {}))
+
+
+def _parse(body: bytes) -> bool:
+    try:
+        stop = json.loads(body).get("stop", False)
+    except (ValueError, AttributeError):
+        stop = None
+    if not isinstance(stop, bool):
+        raise ConfigError('The request is not of the form {"stop": false}. Correct it.')
+    return stop
