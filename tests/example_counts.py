@@ -17,3 +17,8 @@ def steps_to_die_at() -> Iterator[int]:
     """Yield the numbers of the steps at which a process dies, from 1: all, or this run's share, evenly spaced."""
     stride = max(1, 100 // PERCENT)
     return itertools.count(random.randint(1, stride), stride)
+
+
+def histories(count: int) -> int:
+    """Return how many histories of a join are drawn: ``MILLSTREAM_JOIN_HISTORIES``, or as :func:`some` says."""
+    return int(os.environ.get("MILLSTREAM_JOIN_HISTORIES", some(count)))

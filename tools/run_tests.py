@@ -47,7 +47,13 @@ LANES_IN_PART = {
     ),
     "types": ("tests/unit/pipeline/test_column_types.py",),
 }
-HISTORIES_OF_JOINS = ("tests/unit/kernels/joins/test_join_histories.py",)
+HISTORIES_OF_JOINS = (
+    "tests/unit/kernels/joins/test_join_histories.py",
+    # Of rows that may be taken back: the same number, one at a time.
+    "tests/unit/kernels/joins/test_signed_interval_join.py",
+    "tests/unit/kernels/test_final_rows.py",
+    "tests/unit/kernels/test_given_rows.py",
+)
 JOIN_HISTORIES = 10_000
 PATTERNS = 20_000
 PUBLISHED_CASES = ("tests/cases/test_cases.py", "tests/published", "tests/spark/test_cases.py")

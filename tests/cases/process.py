@@ -1,4 +1,4 @@
-"""P: process functions. When rows and timers are called, and what their state is then; the rule is docs/process.md's."""
+"""Q: process functions. When rows and timers are called, and what their state is then; the rule is docs/process.md's."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def called(stream: ms.Stream, name: str) -> Mapping[str, ms.Stream]:
 
 CASES = [
     Case(
-        "P1",
+        "Q1",
         "rows by time, timers before the rows at their time, in the past and without a row",
         [
             event(3, id="c"),
@@ -85,7 +85,7 @@ CASES = [
         delay=10,
     ),
     Case(
-        "P2",
+        "Q2",
         "a timer clears state and sets another, and a side output",
         [
             event(1, id="a1"),

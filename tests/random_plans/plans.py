@@ -117,6 +117,7 @@ class PlanDraw:
             self._group,
             self._top,
             self._distinct,
+            self._enriched,
         ]
         if self.dice.random() < 0.5:
             other = self.dice.choice(pool)
@@ -190,6 +191,17 @@ class PlanDraw:
         return Drawn(
             one.table.distinct(), f"SELECT DISTINCT * FROM ({one.query})", f"distinct({one.words})"
         )
+
+    def _enriched(self, one: Drawn) -> Drawn:
+        key, new = self.dice.choice(one.columns), self._name("y")
+
+        def answers(keys: pl.DataFrame) -> pl.DataFrame:
+            known = keys.filter(pl.col(key) != 1)
+            return known.with_columns((2 * pl.col(key)).alias(new))
+
+        table = one.table.enrich(answers, on=key, schema={new: pl.Int64}, cache=None)
+        query = f"SELECT *, CASE WHEN {key} != 1 THEN 2 * {key} END AS {new} FROM ({one.query})"
+        return Drawn(table, query, f"enriched({one.words}, {key})")
 
     # ── two inputs ──────────────────────────────────────────────────────────────────────────
 

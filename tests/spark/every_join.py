@@ -72,8 +72,16 @@ RESULTS = {
     "pairs": ["id", "user", "rate"],
     "priced": ["id", "user", "rate"],
     "looked_up": ["id", "user", "city"],
+    "per_window": ["user", "n", "rate"],
+    "named": ["id", "city", "letters"],
 }
+WITH_THEIR_OWN_KEY = {"placed", "counts", "best", "per_window", "named"}
 WITHOUT_A_KEY = {"pairs"}
+
+
+def letters_of(keys):
+    """Say how many letters a city has: a look-up outside that always knows the same."""
+    return keys.with_columns(letters=pl.col("city").str.len_chars().cast(pl.Int64))
 
 
 def pipeline(folder, _url=None, *, topics=True, log=None):
@@ -86,6 +94,7 @@ def pipeline(folder, _url=None, *, topics=True, log=None):
     wait = ms.watermark("10 seconds", idle=None)
     clicks = app.topic("clicks", Click, key="user", partitions=2).stream(time="at", watermark=wait)
     rates = app.topic("rates", Rate, key="user", partitions=2).stream(time="at", watermark=wait)
+    updates = clicks.window(ms.tumbling("10 seconds"), by="user").emit("update", early="each")
     results = {
         "placed": placed,
         "counts": placed.group_by("country").agg(n=ms.count(), most=ms.max("score")),
@@ -95,10 +104,12 @@ def pipeline(folder, _url=None, *, topics=True, log=None):
         ),
         "priced": clicks.join_asof(rates.table("user").drop("at"), "user"),
         "looked_up": clicks.lookup(users, {"user": "id"}),
+        "per_window": updates.agg(n=ms.count()).join_asof(rates.table("user").drop("at"), "user"),
+        "named": users.enrich(letters_of, on="city", schema={"letters": pl.Int64}),
     }
     for name, result in results.items():
         if name not in WITHOUT_A_KEY:
-            result.view(name, key=None if name in ("placed", "counts", "best") else "id")
+            result.view(name, key=None if name in WITH_THEIR_OWN_KEY else "id")
         result.dataset(folder / "datasets" / name)
         if topics:
             result.to(f"out-{name}", partitions=2)

@@ -13,14 +13,18 @@ from typing import Self
 
 import polars as pl
 
+from millstream.durations import Duration
+from millstream.kernels.enrichment.calls import LookupFunction
+from millstream.kernels.enrichment.operator import LookupErrorPolicy
 from millstream.kernels.errors.user_code import OnError, UserCode
 from millstream.kernels.map_frames import FrameFunction, RowsRule
 from millstream.kernels.plan import Cleanup
 from millstream.kernels.steps import Filter, Select, Step, WithColumns
 from millstream.pipeline.checks import checked_on_error, column_names, columns_after, declared_at
 from millstream.pipeline.declaration import AppDeclaration
+from millstream.pipeline.enrichment import Lookup, build_enrichment
 from millstream.pipeline.expressions import Column, as_expression
-from millstream.pipeline.graph import GraphNode, Output, StepNode
+from millstream.pipeline.graph import GraphNode, OperatorNode, Output, StepNode
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.sinks import ForeachFunction, SinkBuilder
@@ -151,6 +155,87 @@ class Collection:
 
     def _below(self, node: GraphNode, shape: StreamShape) -> Self:
         return replace(self, node=node, shape=shape)
+
+    # ── lookups outside ─────────────────────────────────────────────────────────────────────
+
+    def enrich(
+        self,
+        function: LookupFunction | Lookup,
+        *,
+        on: str | Sequence[str],
+        schema: FrameSchema,
+        cache: Duration | None = "1 hour",
+        batch_rows: int | None = None,
+        concurrency: int = 8,
+        timeout: Duration = "10 seconds",
+        retries: int = 3,
+        on_error: LookupErrorPolicy | None = None,
+        name: str | None = None,
+    ) -> Self:
+        """Add columns to each row that a function of yours looks up outside: by HTTP, in a database.
+
+        ::
+
+            def countries(keys: pl.DataFrame) -> pl.DataFrame:
+                found = requests.post(URL, json=keys["user"].to_list()).json()
+                return pl.DataFrame(found, schema={"user": pl.String, "country": pl.String})
+
+            clicks.enrich(countries, on="user", schema={"country": pl.String})
+
+        For a service or database, there are ready ones: :func:`~millstream.http_lookup` and
+        :func:`~millstream.sql_lookup`.
+
+        Args:
+            function: A ready lookup, or a function. It gets distinct keys, a frame with the columns ``on``, and gives a frame with one row
+                for each key that it knows: the columns ``on``, as they were given, and those of
+                ``schema``. A key without a row gets nulls, and so does a key with a null in it, which
+                is not asked. It is called where the job runs, in several threads at once, and again
+                after it failed: it must only read. If it raises ``UserCodeError``, the job stops.
+            on: The column, or columns, of the key.
+            schema: The columns that are added: a dataclass, or a dict of polars types.
+            cache: For how long an answer is used for later rows of its key, nulls among them. That time
+                is the running time of the job or the time of day, whichever passes faster.
+                None: each batch asks its keys anew.
+            batch_rows: The most keys in one call. By default 1000, and 1 for a lookup by GET.
+            concurrency: How many calls each bucket makes at once. A job has as many buckets at work as
+                Spark has cores, so a service sees so many times more.
+            timeout: How long a call may take. A slower one counts as failed; what it gives later is ignored.
+            retries: How often a failed call is repeated, after growing random waits of 0.1 to 10 seconds.
+            on_error: When the last call failed: ``"dead-letter"`` makes dead letters of the rows of
+                all its keys, ``"null"`` gives them nulls, ``"stop"`` stops the job. By default what the
+                app's ``on_error`` says. After 20 calls in a row that failed to the end, the other keys of the
+                batch have failed, too, without being asked.
+            name: The step's name; by default ``enrich(…)`` with the columns.
+
+        Guarantees: answers and failures are durable before any row with them leaves the step. A batch that is
+            repeated after a crash reads them, so all outputs have the same. What is read anew, after a reset
+            or by another app, asks again. State holds one answer for each key asked within ``cache``.
+
+        Rows that may be replaced or taken back, those of a table among them, are taken back with the answer that they came
+        with. State then has the rows, too: of a table as long as they are there, of a stream until the watermark has
+        passed them by its lateness. Changes of a stream that come later are counted as late, and left out.
+
+        Raises:
+            ConfigError: the rows are parts or late ones, or what is given does not fit.
+            UserCodeError: when it runs: the function's answers are not as declared, or there are two for
+                one key. This is not retried, and stops the job.
+        """
+        columns = self.shape.key_columns(on, "enrich")
+        kernel, shape = build_enrichment(
+            self.shape,
+            self.node,
+            function,
+            columns,
+            schema=schema,
+            cache=cache,
+            batch_rows=batch_rows,
+            concurrency=concurrency,
+            timeout=timeout,
+            retries=retries,
+            on_error=on_error or self.app.on_error,
+            name=name,
+        )
+        return self._below(OperatorNode((self.node,), kernel), shape)
 
     # ── sinks ───────────────────────────────────────────────────────────────────────────────
 

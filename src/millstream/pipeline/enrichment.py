@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import get_args
 
 from millstream.choices import choose
@@ -13,9 +13,11 @@ from millstream.kernels.definition import canonical_text, describe
 from millstream.kernels.enrichment.answers import LookupColumns
 from millstream.kernels.enrichment.calls import CallPolicy, LookupFunction
 from millstream.kernels.enrichment.operator import Enrichment, LookupErrorPolicy
+from millstream.kernels.enrichment.signed_enrichment import SignedEnrichment
 from millstream.lookups.http_lookup import HttpLookup
 from millstream.lookups.sql_lookup import SqlLookup
 from millstream.pipeline.checks import positive_us, require_free, whole_number
+from millstream.pipeline.final_rows import may_change, timed_changes
 from millstream.pipeline.graph import DataFrameNode, GraphNode, parents
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.shape import StreamShape
@@ -47,7 +49,8 @@ def build_enrichment(
     name: str | None,
 ) -> tuple[Enrichment, StreamShape]:
     """Check what is declared; return the kernel and the shape of its rows."""
-    _require_appended(shape)
+    signed = may_change(shape)
+    shape = _changes(shape)
     if not on or len(set(on)) < len(on):
         raise ConfigError(
             f'enrich is given on={list(on)}. Name each column of the key that it asks by, once: on="user".'
@@ -80,26 +83,36 @@ def build_enrichment(
         on_error=on_error,
         code=digest(canonical_text(describe(call))),
     )
-    return kernel, replace(shape, columns={**shape.columns, **added}, late_columns=None)
+    enriched = replace(shape, columns={**shape.columns, **added}, late_columns=None)
+    if not signed:
+        return kernel, enriched
+    of_kernel = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
+    of_kernel["lateness_us"] = shape.lateness_us
+    names = tuple(shape.columns)
+    kernel = SignedEnrichment(**of_kernel, names=names, is_table=shape.is_table)
+    # A row whose call fails comes nowhere, so the one that it replaces goes without another in its place.
+    return kernel, replace(enriched, stable=(), takes_back=True)
 
 
-def _require_appended(shape: StreamShape) -> None:
-    """Refuse rows that replace others, or take them back: the answer may have changed meanwhile."""
-    if shape.is_table:
+def _changes(shape: StreamShape) -> StreamShape:
+    """Return the shape of rows as they come: with a sign, where they may be replaced or taken back.
+
+    Raises:
+        ConfigError: they are parts, or late rows; or they cannot come with a sign.
+    """
+    if shape.mode == "discard":
         raise ConfigError(
-            "enrich comes after a table, whose rows are taken back as they were added: the answer may be "
-            "another one by then. Enrich the stream before it becomes a table."
-        )
-    if shape.mode not in (None, "final"):
-        raise ConfigError(
-            f'enrich comes after emit("{shape.mode}"), whose rows replace one another or add up: the answer '
-            'may be another one by then. Enrich the events before the window, or emit "final" there.'
+            'enrich comes after emit("discard"), whose rows are parts that add up. Enrich the events before '
+            'the window, or emit "final", "update" or "retract" there.'
         )
     if shape.is_late:
         raise ConfigError(
             "enrich comes after late rows, which no time follows. Enrich the stream before the step that "
             "finds them late."
         )
+    if shape.is_table or not may_change(shape):
+        return shape
+    return timed_changes(shape, "enrich")
 
 
 def _lookup_columns(on: tuple[str, ...], columns: ColumnTypes, added: ColumnTypes) -> LookupColumns:

@@ -8,20 +8,19 @@ from typing import Self
 
 from millstream.durations import Duration
 from millstream.errors import ConfigError
-from millstream.kernels.enrichment.calls import LookupFunction
-from millstream.kernels.enrichment.operator import LookupErrorPolicy
 from millstream.kernels.errors.user_code import OnError
 from millstream.kernels.joins.asof_join import AsofKind, LateVersions
 from millstream.kernels.joins.asof_match import Direction
 from millstream.kernels.joins.interval_join import IntervalJoinKind, UnmatchedEmit
+from millstream.kernels.joins.signed_lookup import SignedLookup
 from millstream.kernels.operator import Operator
 from millstream.kernels.process.function import ProcessFunction
 from millstream.kernels.process.operator import RowOrder
 from millstream.kernels.tables.static_rows import StaticRows
 from millstream.pipeline.checks import checked_on_error
 from millstream.pipeline.collection import Collection
-from millstream.pipeline.enrichment import Lookup, build_enrichment
 from millstream.pipeline.expressions import Column
+from millstream.pipeline.final_rows import when_final
 from millstream.pipeline.graph import (
     OperatorNode,
 )
@@ -30,9 +29,7 @@ from millstream.pipeline.patterns import build_match
 from millstream.pipeline.process import build_process
 from millstream.pipeline.sequences import PatternSequence
 from millstream.pipeline.shape import StreamShape
-from millstream.pipeline.stateless import (
-    FrameSchema,
-)
+from millstream.pipeline.stateless import FrameSchema
 from millstream.pipeline.table import Table
 from millstream.pipeline.table_joins import On
 from millstream.pipeline.temporal_joins import (
@@ -179,6 +176,10 @@ class EventCollection(Collection):
             suffix: What is added to the name of a column of the other input that this stream has, too.
             name: The step's name.
 
+        Rows of either stream that may be replaced or taken back, behind ``emit("update")``, say, are joined when they are
+        final: once the watermark has passed them, what does not hold by then never comes, and the result is that of
+        ``emit("final")``.
+
         Of versions or quotes of one time that counts which is later in the log. The state holds the rows that wait,
         and of each key the newest version that they may need, and those after it. Unless late ones are dropped, a
         deleted key stays in it with the time of its deletion, as an older version may come after it. With
@@ -190,7 +191,8 @@ class EventCollection(Collection):
                 are not known, or ``on`` is not its key; ``late`` and the other options do not fit.
         """
         options = AsofOptions(how, direction, tolerance, allow_equal, nulls_equal, late, lateness)
-        kernel, node, shape = build_asof_join(
+        node, shape = build_asof_join(
+            self.node,
             self.shape,
             self._right_input(right, "join_asof"),
             on,
@@ -198,7 +200,7 @@ class EventCollection(Collection):
             suffix=suffix,
             name=name,
         )
-        return self._below(OperatorNode((self.node, node), kernel), shape)
+        return self._below(node, shape)
 
     def lookup(
         self,
@@ -229,6 +231,11 @@ class EventCollection(Collection):
             on: As for :meth:`join_asof`; of a derived table there may be more than the key.
             how: As for :meth:`join_asof`, as are ``nulls_equal``, ``suffix`` and ``name``.
 
+        Rows that may be replaced or taken back, behind ``emit("update")``, say, are taken back with what they were looked up
+        with. They have no time of arrival, and see the table as it is after the batch's changes. The state then has them,
+        too, until the watermark has passed them by the lateness of their stream; changes that come later are
+        counted as late, and left out.
+
         The state holds the rows of the table. Of a :meth:`static table <millstream.App.static_table>` itself there is no
         state: the rows go to where the stream is read, and each row is looked up there, whatever its time.
 
@@ -251,7 +258,12 @@ class EventCollection(Collection):
             suffix=suffix,
             name=name,
         )
-        if isinstance(node, OperatorNode) and isinstance(node.kernel, StaticRows):
+        if (
+            isinstance(node, OperatorNode)
+            and isinstance(node.kernel, StaticRows)
+            # A later run may give other rows: what may be taken back is looked up where that is stored.
+            and not isinstance(kernel, SignedLookup)
+        ):
             step = static_lookup(kernel, node.kernel)
             return replace(self._with_step(step, shape.columns), shape=shape)
         return self._below(OperatorNode((self.node, node), kernel), shape)
@@ -262,83 +274,6 @@ class EventCollection(Collection):
         self.app.require_same(right.app, f"{what} takes inputs")
         origin = right.origin if isinstance(right, Table) else None
         return RightInput(right.node, right.shape, origin)
-
-    # ── lookups outside ─────────────────────────────────────────────────────────────────────
-
-    def enrich(
-        self,
-        function: LookupFunction | Lookup,
-        *,
-        on: str | Sequence[str],
-        schema: FrameSchema,
-        cache: Duration | None = "1 hour",
-        batch_rows: int | None = None,
-        concurrency: int = 8,
-        timeout: Duration = "10 seconds",
-        retries: int = 3,
-        on_error: LookupErrorPolicy | None = None,
-        name: str | None = None,
-    ) -> Self:
-        """Add columns to each row that a function of yours looks up outside: by HTTP, in a database.
-
-        ::
-
-            def countries(keys: pl.DataFrame) -> pl.DataFrame:
-                found = requests.post(URL, json=keys["user"].to_list()).json()
-                return pl.DataFrame(found, schema={"user": pl.String, "country": pl.String})
-
-            clicks.enrich(countries, on="user", schema={"country": pl.String})
-
-        For a service or database, there are ready ones: :func:`~millstream.http_lookup` and
-        :func:`~millstream.sql_lookup`.
-
-        Args:
-            function: A ready lookup, or a function. It gets distinct keys, a frame with the columns ``on``, and gives a frame with one row
-                for each key that it knows: the columns ``on``, as they were given, and those of
-                ``schema``. A key without a row gets nulls, and so does a key with a null in it, which
-                is not asked. It is called where the job runs, in several threads at once, and again
-                after it failed: it must only read. If it raises ``UserCodeError``, the job stops.
-            on: The column, or columns, of the key.
-            schema: The columns that are added: a dataclass, or a dict of polars types.
-            cache: For how long an answer is used for later rows of its key, nulls among them. That time
-                is the running time of the job or the time of day, whichever passes faster.
-                None: each batch asks its keys anew.
-            batch_rows: The most keys in one call. By default 1000, and 1 for a lookup by GET.
-            concurrency: How many calls each bucket makes at once. A job has as many buckets at work as
-                Spark has cores, so a service sees so many times more.
-            timeout: How long a call may take. A slower one counts as failed; what it gives later is ignored.
-            retries: How often a failed call is repeated, after growing random waits of 0.1 to 10 seconds.
-            on_error: When the last call failed: ``"dead-letter"`` makes dead letters of the rows of
-                all its keys, ``"null"`` gives them nulls, ``"stop"`` stops the job. By default what the
-                app's ``on_error`` says. After 20 calls in a row that failed to the end, the other keys of the
-                batch have failed, too, without being asked.
-            name: The step's name; by default ``enrich(…)`` with the columns.
-
-        Guarantees: answers and failures are durable before any row with them leaves the step. A batch that is
-            repeated after a crash reads them, so all outputs have the same. What is read anew, after a reset
-            or by another app, asks again. State holds one answer for each key asked within ``cache``.
-
-        Raises:
-            ConfigError: rows of the stream may be taken back or replaced, or what is given does not fit.
-            UserCodeError: when it runs: the function's answers are not as declared, or there are two for
-                one key. This is not retried, and stops the job.
-        """
-        columns = self.shape.key_columns(on, "enrich")
-        kernel, shape = build_enrichment(
-            self.shape,
-            self.node,
-            function,
-            columns,
-            schema=schema,
-            cache=cache,
-            batch_rows=batch_rows,
-            concurrency=concurrency,
-            timeout=timeout,
-            retries=retries,
-            on_error=on_error or self.app.on_error,
-            name=name,
-        )
-        return self._operator(kernel, shape)
 
     # ── patterns ────────────────────────────────────────────────────────────────────────────
 
@@ -381,6 +316,9 @@ class EventCollection(Collection):
         the stream; rows of one time are taken in the order of the log. Rows that are late are counted, and
         are the ``late`` of the result if the stream is read with ``late="side"``. Null is a key like any other.
 
+        Rows that may be replaced or taken back, behind ``emit("update")``, say, are matched when they are final: what does
+        not hold when the watermark has passed it never comes.
+
         Nothing identifies a match but all of its rows. So say what is to be the key of a view: with
         ``skip("past_last")`` it is ``by`` and ``match_start``.
 
@@ -388,18 +326,20 @@ class EventCollection(Collection):
             that wait, and those of partial matches, at most for ``within`` and the lateness.
 
         Raises:
-            ConfigError: the rows may be taken back; the pattern has no end; a condition or measure does not fit.
+            ConfigError: the pattern has no end; a condition or measure does not fit.
             UserCodeError: when it runs: there are more than 50 million partial matches of the keys of a batch.
         """
+        columns = self.shape.key_columns(by, "match's by")
+        node, shape = when_final(self.node, self.shape, columns, "match")
         kernel, shape = build_match(
-            self.shape,
+            shape,
             pattern,
-            self.shape.key_columns(by, "match's by"),
+            columns,
             measures=measures,
             unbounded=unbounded,
             name=name,
         )
-        return self._operator(kernel, shape)
+        return self._below(OperatorNode((node,), kernel), shape)
 
     # ── process functions ───────────────────────────────────────────────────────────────────
 

@@ -99,11 +99,6 @@ def _check_events(shape: StreamShape) -> None:
         raise ConfigError(
             'match comes after emit("discard"), whose rows are parts that add up. Emit "final" above.'
         )
-    if shape.mode not in (None, "final"):
-        raise ConfigError(
-            "match comes after rows that may be replaced or taken back. A match waits until the watermark has "
-            'passed its rows, so final rows come out of it as early as changes would. Emit "final" above.'
-        )
 
 
 @dataclass

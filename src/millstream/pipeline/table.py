@@ -15,9 +15,10 @@ from millstream.kernels.steps import Step
 from millstream.kernels.tables.row_order import Ties
 from millstream.kernels.tables.set_operations import SetRule
 from millstream.pipeline.collection import Collection
-from millstream.pipeline.graph import OperatorNode, UnionNode
+from millstream.pipeline.graph import GraphNode, OperatorNode, UnionNode
 from millstream.pipeline.group_by import build_group_by, derived_table, group_columns
 from millstream.pipeline.schema import ColumnTypes
+from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.table_joins import On, build_table_join
 from millstream.pipeline.table_operators import (
     OrderBy,
@@ -43,6 +44,9 @@ class Table(Collection):
     def primary_key(self) -> tuple[str, ...] | None:
         """The columns that identify a row; None where rows may be equal."""
         return self.shape.primary_key
+
+    def _below(self, node: GraphNode, shape: StreamShape) -> Table:
+        return replace(self, node=node, shape=shape, origin=None)
 
     def _with_step(
         self, step: Step, columns: ColumnTypes, on_error: OnError | None = None

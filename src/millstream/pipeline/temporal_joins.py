@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import get_args
 
 from millstream.choices import choose
@@ -12,11 +12,13 @@ from millstream.kernels.joins.asof_join import AsofJoin, AsofKind, LateVersions
 from millstream.kernels.joins.asof_match import Direction
 from millstream.kernels.joins.join_input import JoinedColumns
 from millstream.kernels.joins.lookup import Lookup
+from millstream.kernels.joins.signed_lookup import SignedLookup
 from millstream.kernels.late import LATE_COLUMNS
 from millstream.kernels.static_lookup import StaticLookup
 from millstream.kernels.tables.static_rows import StaticRows
 from millstream.pipeline.checks import require_free, span_us
-from millstream.pipeline.graph import GraphNode
+from millstream.pipeline.final_rows import may_change, timed_changes, when_final
+from millstream.pipeline.graph import GraphNode, OperatorNode
 from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.table_joins import On, join_keys, joined_columns
 from millstream.pipeline.versions import TableOrigin
@@ -47,6 +49,7 @@ class AsofOptions:
 
 
 def build_asof_join(
+    left_node: GraphNode,
     left: StreamShape,
     right: RightInput,
     on: On,
@@ -54,10 +57,16 @@ def build_asof_join(
     *,
     suffix: str,
     name: str | None,
-) -> tuple[AsofJoin, GraphNode, StreamShape]:
-    """Build the operator, the node of its right input, and the shape of its rows."""
+) -> tuple[OperatorNode, StreamShape]:
+    """Build the operator with its inputs, and the shape of its rows.
+
+    Rows that may be taken back are joined when they are final: the join waits for the same watermark.
+    """
     what = "join_asof"
     _check_events(left, what)
+    keys = join_keys(on, left, right.shape, what)
+    left_node, left = when_final(left_node, left, keys.left, what)
+    right = _final_right(right, options, keys.right)
     choose(f"{what}'s how", options.how, get_args(AsofKind))
     choose(f"{what}'s direction", options.direction, get_args(Direction))
     tolerance_us = _tolerance_us(options)
@@ -67,14 +76,12 @@ def build_asof_join(
     if right.shape.is_table:
         node, lateness_us = _versions(left, right, columns, options)
         tolerance_us = _within_ttl(tolerance_us, right.origin)
-    else:
-        _check_events(right.shape, what, which="'s right input")
-        if right.shape.late_policy == "side":
-            raise ConfigError(
-                'join_asof\'s right input is read with late="side", and only late rows of the left one are in a side '
-                'output. Read it with late="drop": those that are late are counted; or say late="keep" or '
-                '"correct" of the join, which use them.'
-            )
+    elif right.shape.late_policy == "side":
+        raise ConfigError(
+            'join_asof\'s right input is read with late="side", and only late rows of the left one are in a side '
+            'output. Read it with late="drop": those that are late are counted; or say late="keep" or '
+            '"correct" of the join, which use them.'
+        )
     side_output = left.late_policy == "side"
     if side_output:
         require_free(LATE_COLUMNS, left.columns, "join_asof gives late rows")
@@ -102,7 +109,23 @@ def build_asof_join(
     )
     if late == "correct":
         shape = _corrected(shape, left, options.how)
-    return kernel, node, shape
+    return OperatorNode((left_node, node), kernel), shape
+
+
+def _final_right(right: RightInput, options: AsofOptions, by: tuple[str, ...]) -> RightInput:
+    """Return the right input, of which rows that may be taken back come when they are final."""
+    if right.shape.is_table:  # its versions are asked for, and not how it changes
+        return right
+    what = "join_asof's right input"
+    _check_events(right.shape, what)
+    node, shape = when_final(right.node, right.shape, by, what)
+    if node is not right.node and options.late not in (None, "drop"):
+        raise ConfigError(
+            f'join_asof has late="{options.late}", and rows of its right input may be taken back. Which of them '
+            "hold is decided when the watermark has passed them, and later changes are left out: leave late "
+            "out; or wait for them, with a lateness where the stream is read."
+        )
+    return RightInput(node, shape)
 
 
 def _late_versions(options: AsofOptions, *, is_table: bool) -> tuple[LateVersions, int]:
@@ -154,6 +177,9 @@ def build_lookup(
     """Build the operator, the node of its right input, and the shape of its rows."""
     what = "lookup"
     _check_events(left, what)
+    signed = may_change(left)
+    if signed:
+        left = timed_changes(left, what)
     choose(f"{what}'s how", how, get_args(AsofKind))
     columns = _columns(left, right, on, suffix, what)
     # Where rows expire, the changes of the table say when; its versions do not.
@@ -169,7 +195,12 @@ def build_lookup(
         by_offset=origin is not None and origin.by_offset,
         nulls_equal=nulls_equal and origin is None,  # else its key is never null
     )
-    return kernel, node, replace(left, columns=columns.types, late_columns=None)
+    shape = replace(left, columns=columns.types, late_columns=None)
+    if signed:
+        of_kernel = {f.name: getattr(kernel, f.name) for f in fields(kernel)}
+        kernel = SignedLookup(**of_kernel, lateness_us=left.lateness_us)
+        shape = replace(shape, stable=(), takes_back=True)
+    return kernel, node, shape
 
 
 def static_lookup(kernel: Lookup, table: StaticRows) -> StaticLookup:
@@ -177,31 +208,13 @@ def static_lookup(kernel: Lookup, table: StaticRows) -> StaticLookup:
     return StaticLookup(kernel.name, kernel.how, kernel.columns, kernel.nulls_equal, table)
 
 
-_WAYS_OUT = {
-    "join_asof": (
-        "It waits until the watermark has passed a row, so final rows come out of it as early as changes "
-        'would. Emit "final" above.'
-    ),
-    "lookup": (
-        "By then the table may say something else, and a row must be taken back as it came. Look the events "
-        'up before the window; emit "final" above; or join tables: stream.table(…).join(table, …).'
-    ),
-}
-
-
-def _check_events(shape: StreamShape, what: str, *, which: str = "") -> None:
-    """Make sure that a stream only adds rows."""
+def _check_events(shape: StreamShape, what: str) -> None:
+    """Make sure that rows are neither late ones nor parts."""
     if shape.is_late:
-        raise ConfigError(
-            f"{what}{which} comes after late rows. View them, or send them to a topic."
-        )
+        raise ConfigError(f"{what} comes after late rows. View them, or send them to a topic.")
     if shape.mode == "discard":
         raise ConfigError(
-            f'{what}{which} comes after emit("discard"), whose rows are parts that add up. Emit "final" above.'
-        )
-    if shape.mode not in (None, "final"):
-        raise ConfigError(
-            f"{what}{which} comes after rows that may be replaced or taken back. {_WAYS_OUT[what]}"
+            f'{what} comes after emit("discard"), whose rows are parts that add up. Emit "final" above.'
         )
 
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from millstream.kernels.arrays import Int64s
 from millstream.kernels.changes import concat_present, consolidate, total_weight, with_weight
 from millstream.kernels.frames import ARRIVED, DELETED, DIFF, HASH, ROWS, TIME, WEIGHT
 from millstream.kernels.joins.asof_join import AsofKind
@@ -48,7 +49,7 @@ from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
 
 _FIRST = np.iinfo(np.int64).min
-_LAST = np.iinfo(np.int64).max
+LAST_ARRIVED = np.iinfo(np.int64).max
 _HELD = "__held"  # Boolean: the row is in state
 _RANK = "__rank"  # UInt32: which of two versions of a key is the later one
 _STEP = "__step"  # UInt32: in which order versions arrived
@@ -88,7 +89,7 @@ class Lookup(JoinOperator):
         if not number:
             left = self.columns.left
             keys = [rows[name].alias(key) for name, key in zip(left.on, left.keys, strict=True)]
-            return Prepared(_arrived(rows, _LAST).hstack(keys))
+            return Prepared(_arrived(rows, LAST_ARRIVED).hstack(keys))
         if self.signed:
             prepared = with_weight(self.columns.right.project(rows, (TIME, DIFF)))
         else:
@@ -114,15 +115,7 @@ class Lookup(JoinOperator):
         rows = in_arrival_order(inputs[0]) if inputs.get(0) else None
         changes = concat_present(inputs.get(1, ()))
         changes = None if changes is None else self.hashed(changes, context.seed)
-        touched = [] if rows is None else [hash_columns(rows, self.by, context.seed)]
-        touched += [] if changes is None else [changes[HASH].to_numpy()]
-        if not touched:
-            return result
-        hashes = sorted_distinct(np.concatenate(touched))
-        if self.signed:
-            table = _derived_table(self.name, state, hashes, changes)
-        else:
-            table = _VersionedTable(self, state, hashes, changes).take()
+        table = self.table_of(state, rows, changes, context)
         result.counts.update(held=0 if changes is None else changes.height)
         if rows is not None:
             result.rows = self._looked_up(rows, table)
@@ -131,21 +124,47 @@ class Lookup(JoinOperator):
             )
         return result
 
+    def table_of(
+        self,
+        state: OperatorState,
+        rows: pl.DataFrame | None,
+        changes: pl.DataFrame | None,
+        context: BatchContext,
+    ) -> pl.DataFrame | None:
+        """Apply a batch to the table; return what it has, and had meanwhile, of the keys of rows."""
+        touched = [] if rows is None else [hash_columns(rows, self.by, context.seed)]
+        touched += [] if changes is None else [changes[HASH].to_numpy()]
+        if not touched:
+            return None
+        hashes = sorted_distinct(np.concatenate(touched))
+        if self.signed:
+            return _derived_table(self.name, state, hashes, changes)
+        return _VersionedTable(self, state, hashes, changes).take()
+
     def _looked_up(self, rows: pl.DataFrame, table: pl.DataFrame | None) -> pl.DataFrame:
         """Return rows with the columns of the table as it was when each arrived."""
-        right = self.columns.right
-        if table is None:
-            table = right.empty(**{ARRIVED: pl.Int64(), _STEP: pl.UInt32(), DELETED: pl.Boolean()})
+        table = self.or_no_rows(table)
+        matches = self.matches(rows, table)
+        if self.how == "inner":
+            rows, matches = with_match(rows, matches)
+        return rows.drop(*self.by).hstack(taken(table, self.columns.right.names, matches))
+
+    def or_no_rows(self, table: pl.DataFrame | None) -> pl.DataFrame:
+        """Return the table, which has no rows where there is none."""
+        if table is not None:
+            return table
+        hidden = {ARRIVED: pl.Int64(), _STEP: pl.UInt32(), DELETED: pl.Boolean()}
+        return self.columns.right.empty(**hidden)
+
+    def matches(self, rows: pl.DataFrame, table: pl.DataFrame) -> Int64s:
+        """Return for each row the position of the one that the table had when it arrived, or ``NO_MATCH``."""
         of_rows, of_table = key_numbers(rows, table, self.by, nulls_equal=self.nulls_equal)
         matches = last_before(
             (of_rows, rows[ARRIVED].to_numpy()),
             (of_table, table[ARRIVED].to_numpy(), table[_STEP].cast(pl.Int64).to_numpy()),
             allow_equal=True,
         )
-        matches = without_deletions(matches, table[DELETED])
-        if self.how == "inner":
-            rows, matches = with_match(rows, matches)
-        return rows.drop(*self.by).hstack(taken(table, right.names, matches))
+        return without_deletions(matches, table[DELETED])
 
 
 def _arrived(rows: pl.DataFrame, otherwise: int) -> pl.DataFrame:

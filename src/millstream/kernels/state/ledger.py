@@ -21,6 +21,10 @@ count windows        events, once for  arrived, times the windows   in a window 
                      each window       that begin at or before it
 count windows over   rows              in time, less taken back     when nothing can take them back any
 rows taken back                                                     more; then as count windows
+rows that wait       rows              in time, less taken back     when nothing can take them back any
+to be final                                                         more
+rows with what       rows              added, less taken back       with their slot; of a table never
+they were given
 sliding windows      events            in time                      when no row can count them any more
 sliding, rows due    rows not settled  in time for a row            the settled row (``final``)
 exact deduplication  ids               emitted with an id           when nothing can repeat them

@@ -253,11 +253,11 @@ def test_a_program_that_is_wrong_stops_the_job_at_once():
     assert len(asked) == 1
 
 
-def test_rows_that_may_be_taken_back_are_refused():
+def test_what_cannot_be_enriched_is_refused():
     app = ms.App("a", log="unused")
     stream = app.topic("events", Event).stream(time="at")
-    panes = stream.window(ms.tumbling("1 minute"), by="user").emit("update").agg(n=ms.count())
+    parts = stream.window(ms.tumbling("1 minute"), by="user").emit("discard").agg(n=ms.count())
     with pytest.raises(ConfigError, match="Enrich the events before the window"):
-        panes.enrich(failing, on="user", schema={"c": pl.Int64})
+        parts.enrich(failing, on="user", schema={"c": pl.Int64})
     with pytest.raises(ConfigError, match="adds a column 'price'"):
         stream.enrich(failing, on="user", schema={"price": pl.Int64})

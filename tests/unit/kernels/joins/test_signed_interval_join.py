@@ -11,6 +11,7 @@ from datetime import timedelta
 
 import polars as pl
 import pytest
+from example_counts import histories as of_joins
 from example_counts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -114,7 +115,8 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("how", "emit"), KINDS)
-@settings(deadline=None, max_examples=some(60))
+@pytest.mark.timeout(3600)  # of ten thousand
+@settings(deadline=None, max_examples=of_joins(60))
 @given(
     histories(),
     histories(),
