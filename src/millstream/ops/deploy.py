@@ -472,7 +472,8 @@ class Deployment:
             if begun is None:
                 return (CoverageSpan(since, compacted=compacted),)
             *before, last = begun.spans[view]
-            return (*before, replace(last, compacted=compacted or last.compacted))
+            every = tuple(sorted({*compacted, *last.compacted}))
+            return (*before, replace(last, compacted=every))
 
         return {
             (name, label): replace(one, spans=spans(name))
