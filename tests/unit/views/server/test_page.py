@@ -383,7 +383,9 @@ def test_versions_have_buttons_which_run_the_commands(tmp_path, chromium, viewpo
         context.set_default_timeout(10 * WAIT_MS)
         page = context.new_page()
         page.goto(serving.url.rstrip("/") + "/operate")
-        page.locator("#commands button", has_text="Plan").focus()
+        plan = page.locator("#commands button", has_text="Plan")
+        plan.wait_for()  # until then it is hidden, and takes no focus
+        plan.focus()
         page.keyboard.press("Enter")
         page.wait_for_function(
             "() => document.querySelector('#command-notice').textContent.includes('rebuilt or dropped')"

@@ -18,6 +18,7 @@ export class VersionCommands {
   constructor(app, changed) {
     this.app = app;
     this.changed = changed;
+    this.program = null;
     this.refused = null;
     for (const button of this.buttons()) button.addEventListener("click", () => this.start(button.dataset.action));
   }
@@ -52,7 +53,7 @@ export class VersionCommands {
   }
 
   async start(action) {
-    if (this.program === null || this.program.running) return;
+    if (!this.program || this.program.running) return;
     const asked = ASKED[action];
     if (asked && !confirm(asked(this.app(), this.program.file))) return;
     try {
