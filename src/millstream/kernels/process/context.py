@@ -77,7 +77,6 @@ class KeyTimers:
 class Emissions:
     """The rows that calls have emitted to one output, with their event time, and what orders those of one time."""
 
-    name: str
     columns: tuple[tuple[str, pl.DataType], ...]
     times_us: list[int] = field(default_factory=list)
     ties: list[int] = field(default_factory=list)
