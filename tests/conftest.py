@@ -3,6 +3,7 @@ for those that want one."""
 
 import itertools
 
+import azure_server
 import hypothesis
 import lane
 import pytest
@@ -108,3 +109,29 @@ def s3(s3_proxy, monkeypatch):
 def s3_url(s3):
     """A URL under which there is nothing."""
     return f"s3://bucket/test-{next(_numbers)}"
+
+
+@pytest.fixture(scope="session")
+def azure_proxy(tmp_path_factory):
+    if azure_server.find_binary() is None:
+        pytest.skip(azure_server.HOW_TO_GET_IT)
+    folder = tmp_path_factory.mktemp("azure")
+    with azure_server.azure_server(folder, "container") as port, FaultProxy(port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def azure(azure_proxy, monkeypatch):
+    """The proxy of a server of Azure's protocol, without faults, and an environment in which clients go through it."""
+    for name, value in azure_server.environment(azure_proxy.port).items():
+        monkeypatch.setenv(name, value)
+    azure_proxy.decide = lambda _method, _path: None
+    azure_proxy.requests.clear()
+    yield azure_proxy
+    azure_proxy.decide = lambda _method, _path: None
+
+
+@pytest.fixture
+def azure_url(azure):
+    """A URL under which there is nothing."""
+    return f"az://container/test-{next(_numbers)}"

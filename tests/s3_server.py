@@ -97,6 +97,10 @@ _ANSWERS = {
         b"503 Slow Down",
         b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>",
     ),
+    "301": (
+        b"301 Moved Permanently",
+        b"<Error><Code>PermanentRedirect</Code><Message>Use another endpoint.</Message></Error>",
+    ),
     "409": (
         b"409 Conflict",
         b"<Error><Code>ConditionalRequestConflict</Code><Message>Please try again.</Message></Error>",
@@ -108,7 +112,7 @@ _ANSWERS = {
 class Fault:
     """What happens to one request.
 
-    ``kind``: "503" and "409" (answers that the server did not give); "cut upload" and "cut download" (after half of the
+    ``kind``: "503", "409" and "301" (answers that the server did not give); "cut upload" and "cut download" (after half of the
     body); "lost answer" (the server does it, the client does not hear of it); "slow" (it waits for
     ``seconds`` first); "silence" (for ``seconds``, then the connection ends).
     """

@@ -1,10 +1,10 @@
-"""Install the programs of others that tests want: by apt, where this is root, and by Go; say what is missing."""
+"""Install the programs of others that tests want: by apt, where this is root, by Go and by npm; say what is missing."""
 
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -58,6 +58,10 @@ PACKAGES = {
 S3_SERVER = Path.home() / ".cache/millstream/versitygw"
 S3_MODULE = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 
+# A program of Node's, with its packages, which tests/azure_server.py finds here.
+AZURE_MODULE = "azurite@3.35.0"
+AZURE_SERVER = Path.home() / ".cache/millstream" / AZURE_MODULE.replace("@", "-")
+
 
 def install() -> list[str]:
     """Install what is missing; return a line for each that cannot be, with the tests and the reason."""
@@ -75,6 +79,7 @@ def install_platforms() -> list[str]:
         )
         for program, tests in PLATFORMS.items()
     }
+    reasons["the tests of state in Azure's protocol"] = why_no_azure()
     reasons["the tests of Kubernetes"] = kubernetes_programs.why_not_built()
     return [f"{what}: {reason}" for what, reason in reasons.items() if reason]
 
@@ -88,20 +93,46 @@ def why_no_s3() -> str:
     say("building versitygw, about five minutes")
     S3_SERVER.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=S3_SERVER.parent) as folder:
-        done = subprocess.run(
-            ["go", "install", S3_MODULE],
-            env={**os.environ, "GOBIN": folder},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        if done.returncode == 0:
+        last = why_failed(["go", "install", S3_MODULE], {"GOBIN": folder})
+        if not last:
             (Path(folder) / "versitygw").replace(S3_SERVER)
-            return ""
-    last = (done.stdout.strip().splitlines() or ["nothing"])[-1]
-    return f"go could not build versitygw and said: {last}"
+    return f"go could not build versitygw and said: {last}" if last else ""
+
+
+def why_no_azure() -> str:
+    """Install the server of Azure's protocol into the user's cache if npm is here; say why not, "" if it is there."""
+    if (
+        os.environ.get("MILLSTREAM_AZURITE")
+        or shutil.which("azurite-blob")
+        or AZURE_SERVER.exists()
+    ):
+        return ""
+    by_hand = f"npm install {AZURE_MODULE}"
+    if not shutil.which("npm"):
+        return f"azurite is not installed, and there is no npm here to install it with: {by_hand}"
+    say("installing azurite, some minutes")
+    AZURE_SERVER.parent.mkdir(parents=True, exist_ok=True)
+    # A folder beside it, which is renamed when it is whole.
+    with tempfile.TemporaryDirectory(dir=AZURE_SERVER.parent) as folder:
+        made = Path(folder) / "azurite"
+        last = why_failed(["npm", "install", "--no-audit", "--prefix", str(made), AZURE_MODULE], {})
+        if not last:
+            made.replace(AZURE_SERVER)
+    return f"npm could not install azurite and said: {last}" if last else ""
+
+
+def why_failed(command: Sequence[str], env: Mapping[str, str]) -> str:
+    """Run an installer; return the last line of what it says if it fails, "" if it does not."""
+    done = subprocess.run(
+        command,
+        env={**os.environ, **env},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return (done.stdout.strip().splitlines() or ["nothing"])[-1] if done.returncode else ""
 
 
 def why_missing(package: str, there: Callable[[], object]) -> str:

@@ -1,5 +1,6 @@
 """Apps whose runs of state are at a URL: the same answers as in a folder, restarts, kills, resets."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -7,8 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import azure_server
 import pytest
-from s3_server import SECRET
+from s3_server import SECRET, Fault
 
 import millstream as ms
 from millstream import testing
@@ -66,12 +68,15 @@ def named(folder):
         return {object_name(name) for each in state.values() for name in _run_names(each)}
 
 
-@pytest.fixture(params=[pytest.param("file", marks=pytest.mark.long), "s3"])
+LONG = pytest.mark.long
+
+
+@pytest.fixture(params=[pytest.param("file", marks=LONG), pytest.param("azure", marks=LONG), "s3"])
 def url(request, tmp_path, monkeypatch):
     monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
     if request.param == "file":
         return f"file://{tmp_path}/state"
-    return request.getfixturevalue("s3_url")
+    return request.getfixturevalue(f"{request.param}_url")
 
 
 def objects(url):
@@ -102,7 +107,7 @@ def test_an_app_runs_goes_on_and_is_reset_and_leaves_nothing(
     runs = {name.rpartition("/")[2] for name in there if "/runs/" in name}
     assert named(remote) <= runs
     assert [name for name in there if "/started/" in name] == [f"{prefix}/started/000000000002"]
-    if url.startswith("s3"):
+    if not url.startswith("file"):
         requests = [each.object_store for each in seen if each.object_store]
         assert all(each["puts"] <= 6 and each["bytes_up"] > 0 for each in requests)
         assert not any("retries" in each for each in requests)
@@ -111,7 +116,8 @@ def test_an_app_runs_goes_on_and_is_reset_and_leaves_nothing(
     with pytest.raises(ConfigError, match="Give the state= that it was made with"):
         declare(local, url).run(until="caught-up")
     kept = [path for path in (remote / "apps").rglob("*") if path.is_file()]
-    assert not any(SECRET.encode() in path.read_bytes() for path in kept)
+    secrets = (SECRET.encode(), azure_server.KEY.encode())
+    assert not any(secret in path.read_bytes() for path in kept for secret in secrets)
     found = find_footprint("counts", remote, remote)
     assert found.objects.count == len(there)
     reset(found)
@@ -133,17 +139,44 @@ app.run(until="caught-up", rows_per_batch=300, on_progress=lambda p: (batches.ap
 """
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.thorough
-def test_a_driver_that_is_killed_goes_on_with_the_state_that_it_had(
-    no_spark, tmp_path, s3_url, monkeypatch
-):
+def faulty():
+    """Decide on faults by the number of a request: uploads that are torn or whose answers are lost, downloads, 503s."""
+    numbers = itertools.count(1)
+
+    def decide(method, _path):
+        number = next(numbers)
+        if number % 4 == 0:
+            return Fault({"PUT": "cut upload", "GET": "cut download"}.get(method, "503"))
+        if number % 5 == 0:
+            return Fault("lost answer" if method == "PUT" else "503")
+        return None
+
+    return decide
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("file", marks=LONG),
+        pytest.param("azure", marks=LONG),
+        pytest.param("s3", marks=pytest.mark.thorough),
+    ]
+)
+def faulty_url(request, tmp_path, monkeypatch):
+    """A URL of a store whose requests fail now and then, if there are any."""
     monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
+    if request.param == "file":
+        return f"file://{tmp_path}/state"
+    request.getfixturevalue(request.param).decide = faulty()
+    return request.getfixturevalue(f"{request.param}_url")
+
+
+@pytest.mark.timeout(900)
+def test_a_driver_that_is_killed_goes_on_with_the_state_that_it_had(no_spark, tmp_path, faulty_url):
     send(tmp_path / "remote", rows(0, 3000))
     send(tmp_path / "local", rows(0, 3000))
     for where, batch in (("workers", 2), ("driver", 1), ("workers", 1)):
         killed = subprocess.run(
-            [sys.executable, "-c", KILLED, tmp_path / "remote", s3_url, where, str(batch)],
+            [sys.executable, "-c", KILLED, tmp_path / "remote", faulty_url, where, str(batch)],
             env=os.environ
             | {"PYTHONPATH": os.pathsep.join([str(SOURCE), str(HERE), str(HERE.parent)])},
             capture_output=True,
@@ -151,7 +184,14 @@ def test_a_driver_that_is_killed_goes_on_with_the_state_that_it_had(
             check=False,
         )
         assert killed.returncode == -9, killed.stdout + killed.stderr
-        assert SECRET not in killed.stdout + killed.stderr
-    for folder, state in (("remote", s3_url), ("local", None)):
-        declare(tmp_path / folder, state).run(until="caught-up")
+        assert not any(each in killed.stdout + killed.stderr for each in (SECRET, azure_server.KEY))
+    for folder, state in (("remote", faulty_url), ("local", None)):
+        report = declare(tmp_path / folder, state).run(until="caught-up")
+        assert report.reason == "caught-up"
     assert minutes(tmp_path / "remote") == minutes(tmp_path / "local")
+    # One more run has nothing to read, and sweeps: what is left is named, besides the mark of the newest run.
+    declare(tmp_path / "remote", faulty_url).run(until="caught-up")
+    there = objects(faulty_url)
+    left = {name.rpartition("/")[2] for name in there if "/runs/" in name}
+    assert left == named(tmp_path / "remote")
+    assert sum("/runs/" not in name for name in there) == 1, there

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from millstream.errors import EnvironmentProblem
+from millstream.object_store.environment import environment_of, lacks_container
 from millstream.object_store.retries import Attempts, RetryLimits, is_conflict
 from millstream.object_store.store import RequestCounts
 
@@ -29,6 +30,7 @@ T = TypeVar("T")
 _TIMEOUT_S = 60  # of one request: an object has some 60 MB at most
 _CONNECT_TIMEOUT_S = 5
 _DELETES_MAX = 1000  # names of one request
+_PAGE_NAMES = 1000
 
 
 @dataclass
@@ -56,8 +58,8 @@ class ObjectClient:
                 if is_conflict(error):
                     raise
                 raise FileExistsError(f"{self.url}/{name} exists") from None
-            except FileNotFoundError as error:
-                raise self._no_bucket(error) from None
+            except FileNotFoundError:
+                raise self._no_container() from None
 
         attempts = self._attempts("put", name)
         try:
@@ -88,8 +90,8 @@ class ObjectClient:
                 # Both steps: a connection may be cut while the body is read.
                 return pa.py_buffer(memoryview(self._library.get(name).bytes()))
             except FileNotFoundError as error:
-                if "NoSuchBucket" in str(error):
-                    raise self._no_bucket(error) from None
+                if lacks_container(error):
+                    raise self._no_container() from None
                 raise FileNotFoundError(f"{self.url}/{name} is not there") from None
 
         attempts, size = self._attempts("get", name), 0
@@ -128,17 +130,16 @@ class ObjectClient:
 
     def objects(self, prefix: str = "") -> Iterator[tuple[str, int]]:
         """Yield the names under a prefix, in order, with the sizes of their objects."""
-        after: str | None = None
+        listing = _Listing(prefix)
         while True:
-            attempts = self._attempts("list", prefix)
+            attempts, page = self._attempts("list", prefix), []
             try:
-                page = attempts.run(partial(self._page, prefix, after))
+                page = attempts.run(partial(self._page, listing))
             finally:
                 self._count(attempts, lists=attempts.count)
             if not page:
                 return
             yield from page
-            after = page[-1][0]
 
     def _delete(self, names: list[str]) -> None:
         import obstore  # noqa: PLC0415 - an extra
@@ -151,12 +152,13 @@ class ObjectClient:
                 with suppress(FileNotFoundError):
                     obstore.delete(library, name)
 
-    def _page(self, prefix: str, after: str | None) -> list[tuple[str, int]]:
+    def _page(self, listing: _Listing) -> list[tuple[str, int]]:
         try:
-            pages = self._library.list(prefix or None, offset=after, chunk_size=1000)
-            return [(each["path"], each["size"]) for each in next(iter(pages), ())]
-        except FileNotFoundError as error:
-            raise self._no_bucket(error) from None
+            return listing.next_page(self._library)
+        except Exception as error:
+            if isinstance(error, FileNotFoundError) or lacks_container(error):
+                raise self._no_container() from None
+            raise
 
     @property
     def _library(self) -> Library:
@@ -165,16 +167,46 @@ class ObjectClient:
     def _attempts(self, what: str, name: str) -> Attempts:
         return Attempts(what, f"{self.url}/{name}", self.policy)
 
-    def _no_bucket(self, _error: Exception) -> EnvironmentProblem:
+    def _no_container(self) -> EnvironmentProblem:
+        there = environment_of(self.url)
         return EnvironmentProblem(
-            f"There is no bucket for {self.url}, or it is elsewhere. Create it, or correct the URL, the region or "
-            "the endpoint (AWS_REGION, AWS_ENDPOINT_URL)."
+            f"There is no {there.container} for {self.url}, or it is elsewhere. Create it, or correct the URL, or what "
+            f"the environment says of where it is ({there.where})."
         )
 
     def _count(self, attempts: Attempts, **counts: int) -> None:
         with self._counting:
             again = max(0, attempts.count - 1)
             self.counts += replace(RequestCounts(), retries=again, **counts)
+
+
+@dataclass
+class _Listing:
+    """The pages of a listing, by the store's own continuation.
+
+    After a failure it begins anew, and passes over what it has given. Asking for the names after the last one instead
+    would be shorter, but servers of Azure's protocol before 2026 ignore that, and give the first page for ever.
+    """
+
+    prefix: str
+    _last: str = ""
+    _given: str = ""  # the last name of all that was given before it began anew
+    _pages: Iterator[Sequence[Any]] | None = None
+
+    def next_page(self, library: Library) -> list[tuple[str, int]]:
+        """Return the next names with their sizes; none at the end."""
+        try:
+            if self._pages is None:
+                self._pages = iter(library.list(self.prefix or None, chunk_size=_PAGE_NAMES))
+            for page in self._pages:
+                found = [(each["path"], each["size"]) for each in page]
+                if new := [each for each in found if each[0] > self._given]:
+                    self._last = new[-1][0]
+                    return new
+        except BaseException:
+            self._pages, self._given = None, self._last
+            raise
+        return []
 
 
 def _timeouts() -> dict[str, Any]:
@@ -202,8 +234,9 @@ def _library(url: str, _process: int) -> Library:
     try:
         opened: Library = load(url, client_options=_timeouts(), retry_config={"max_retries": 0})
     except Exception as error:  # noqa: BLE001 - the library has one for each kind of store
+        there = environment_of(url)
         raise EnvironmentProblem(
-            f"{url} can't be used: {type(error).__name__}. Check the URL, and what the environment says of region, "
-            "endpoint and credentials."
+            f"{url} can't be used: {type(error).__name__}. Check the URL, and what the environment says: {there.where}, for "
+            f"where it is, and {there.credentials}, for credentials."
         ) from None
     return opened

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from millstream.errors import EnvironmentProblem, MillstreamError, ObjectStoreUnavailableError
+from millstream.object_store.environment import environment_of, lacks_credentials
 
 T = TypeVar("T")
 
@@ -28,6 +29,10 @@ _KINDS = {
     "Interrupted": "the connection was cut",
     "Request": "the connection was cut",
 }
+_CREDENTIALS_S = 20.0
+_OTHER_REGION = (
+    "incorrectly configured region"  # the library's words for a redirection that S3 gives then
+)
 _TOLD_AT_TRY = 5  # it goes on for some seconds: somebody may be waiting
 _AGAIN = {408, 409, 425, 429}
 _CONFLICTS = {"ConditionalRequestConflict", "OperationAborted"}
@@ -78,17 +83,9 @@ class Attempts:
                 if not _is_of_the_library(error):
                     raise
                 self._reason = describe(error)
-                if _is_final(error):
-                    raise EnvironmentProblem(
-                        f"{self.what} {self.url} was refused: {self._reason}. Check that the bucket exists, and its "
-                        "region, endpoint and credentials in the environment."
-                    ) from None
-                if not self._pause():
-                    raise ObjectStoreUnavailableError(
-                        f"{self.what} {self.url} failed {self.count} times in "
-                        f"{time.monotonic() - self._began:.0f} s, the last time by: {self._reason}. Nothing of the batch was "
-                        "committed. Run the app again when the object store responds."
-                    ) from None
+                failure = self._pause_or_give_up(error)
+                if failure is not None:
+                    raise failure from None
             else:
                 self.report()
                 return result
@@ -105,12 +102,35 @@ class Attempts:
                 self._reason,
             )
 
-    def _pause(self) -> bool:
+    def _pause_or_give_up(self, error: Exception) -> MillstreamError | None:
+        """Wait before the next try; return the error of the whole if there is to be none."""
+        there, request = environment_of(self.url), f"{self.what} {self.url}"
+        if lacks_credentials(error):
+            # not for long: what gives a machine credentials is on that machine
+            if not _is_final(error) and self._pause(min(self.policy.total_s, _CREDENTIALS_S)):
+                return None
+            return EnvironmentProblem(
+                f"{request}: the environment has no credentials, and this machine's cloud gave none ({self._reason}). Set "
+                f"{there.credentials}, for executors, too."
+            )
+        if _is_final(error):
+            return EnvironmentProblem(
+                f"{request} was refused: {self._reason}. Check in the environment where the {there.container} is "
+                f"({there.where}), and the credentials ({there.credentials})."
+            )
+        if self._pause(self.policy.total_s):
+            return None
+        return ObjectStoreUnavailableError(
+            f"{request} failed {self.count} times in {time.monotonic() - self._began:.0f} s, the last time by: "
+            f"{self._reason}. Nothing of the batch was committed. Run the app again when the object store responds."
+        )
+
+    def _pause(self, total_s: float) -> bool:
         """Wait before the next try; return False if there is no time for one."""
         policy = self.policy
         longest = min(policy.pause_s_max, policy.first_pause_s * 2 ** min(self.count - 1, 16))
         pause_s = longest * random.uniform(0.5, 1.0)  # noqa: S311 - spreads the load
-        if time.monotonic() - self._began + pause_s > policy.total_s:
+        if time.monotonic() - self._began + pause_s > total_s:
             return False
         if self.count == _TOLD_AT_TRY:
             _log.warning("%s %s fails, and is tried again: %s", self.what, self.url, self._reason)
@@ -137,6 +157,8 @@ def describe(error: BaseException) -> str:
     if status is not None:
         said = f"status {status[1]}{status[2].rstrip()}"
         return f"{said} ({code[1]})" if code else said
+    if _OTHER_REGION in text:
+        return "the bucket is in another region"
     if kind is not None:
         return _KINDS.get(kind[1], "the connection failed")
     return type(error).__name__
@@ -149,6 +171,6 @@ def _is_of_the_library(error: Exception) -> bool:
 def _is_final(error: Exception) -> bool:
     """Return whether the same request would fail again for the same reason."""
     status = _STATUS.search(str(error))
-    if type(error).__name__ in _REFUSALS:
+    if type(error).__name__ in _REFUSALS or _OTHER_REGION in str(error):
         return True
     return status is not None and int(status[1]) < 500 and int(status[1]) not in _AGAIN

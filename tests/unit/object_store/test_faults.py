@@ -140,6 +140,70 @@ def test_a_bucket_that_is_not_there_is_told(s3):
             call()
 
 
+def test_a_bucket_of_another_region_is_told_at_once(s3, new_store):
+    s3.decide = lambda *_: Fault("301")
+    client = new_store().client
+    for call in (lambda: client.get("1-a"), lambda: list(client.names())):
+        with pytest.raises(EnvironmentProblem, match=r"is in another region\. .*AWS_REGION"):
+            call()
+    assert len(s3.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("scheme", "named"), [("s3", "AWS_ACCESS_KEY_ID"), ("gs", "GOOGLE_APPLICATION_CREDENTIALS")]
+)
+@pytest.mark.parametrize("refused", [True, False], ids=["refused", "no answer"])
+def test_an_environment_without_credentials_is_told(monkeypatch, scheme, named, refused):
+    from millstream.object_store import client
+
+    # what the library says where it asks the cloud's machine for credentials
+    said = "status code: 404 Not Found" if refused else "HttpError { kind: Connect"
+
+    class Library:
+        def get(self, _name):
+            raise OSError(f"Error performing GET http://169.254.169.254/latest in 1 ms - {said}")
+
+    monkeypatch.setattr(client, "_library", lambda *_: Library())
+    asked = ObjectClient(f"{scheme}://bucket/p", RetryLimits(0.05, 0.01, 0.01))
+    with pytest.raises(EnvironmentProblem, match=f"has no credentials.*{named}"):
+        asked.get("1-a")
+    assert (asked.counts.retries > 0) is not refused
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{}, {"AZURE_STORAGE_ACCOUNT_NAME": "a", "AZURE_STORAGE_ACCOUNT_KEY": "no base64!"}],
+)
+def test_an_environment_without_an_account_is_told(monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(EnvironmentProblem, match="AZURE_STORAGE_ACCOUNT_NAME") as told:
+        ObjectClient(f"az://none/{len(variables)}").get("1-a")
+    assert "no base64!" not in str(told.value)
+
+
+@pytest.mark.parametrize("page", range(4))
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_listing_that_fails_gives_each_name_once(monkeypatch, page, failures):
+    from millstream.object_store import client
+
+    pages = [["a", "b"], ["c", "d"], ["e"]]
+    left = [failures]
+
+    class Library:
+        def list(self, _prefix, *, chunk_size):
+            for number, names in enumerate([*pages, []]):
+                if number == page and left[0]:
+                    left[0] -= 1
+                    raise OSError("Generic error: status code: 503 Slow Down")
+                yield [{"path": name, "size": number} for name in names]
+
+    monkeypatch.setattr(client, "_library", lambda *_: Library())
+    asked = ObjectClient("s3://bucket/p", RetryLimits(5, 0.001, 0.002))
+    assert list(asked.names()) == ["a", "b", "c", "d", "e"]
+    assert asked.counts.retries == failures
+
+
 def test_nothing_at_the_endpoint_is_told(monkeypatch, s3, new_store):
     from millstream.object_store import client
 

@@ -9,11 +9,13 @@ from millstream.object_store.folder import FolderStore
 from millstream.object_store.store import Extent
 
 
-@pytest.fixture(params=["folder", "object store"])
+@pytest.fixture(
+    params=["folder", "new_store", pytest.param("new_azure_store", marks=pytest.mark.long)]
+)
 def make(request, tmp_path):
     if request.param == "folder":
         return lambda: FolderStore(tmp_path / "objects")
-    return request.getfixturevalue("new_store")
+    return request.getfixturevalue(request.param)
 
 
 def put(store, name, data):
