@@ -110,7 +110,7 @@ class Trial:
     @property
     def name(self) -> str:
         words = "".join(c if c.isalnum() else "-" for c in self.case.says)
-        return f"{self.case.id}-in-{self.partitions}-{words}"[:60]
+        return f"{self.case.id}-in-{self.partitions}-{words}"[:52]
 
     def view_of(self, output: str) -> str:
         return f"{self.name}_{output}".replace("-", "_").lower()
@@ -164,9 +164,16 @@ class ForeachCalls:
         return pl.concat(calls, how="diagonal") if calls else pl.DataFrame()
 
 
-def app_of(trials: Sequence[Trial], calls: ForeachCalls, *, buckets: int = 2) -> ms.App:
-    """Declare all in one app; what functions are given goes to ``calls``."""
-    app = ms.App("cases", log="unused", buckets=buckets)
+def app_of(
+    trials: Sequence[Trial],
+    calls: ForeachCalls,
+    *,
+    log: str = "unused",
+    buckets: int = 2,
+    **places: Any,
+) -> ms.App:
+    """Declare all in one app; what functions are given goes to ``calls``, ``places`` are arguments of ms.App."""
+    app = ms.App("cases", log=log, buckets=buckets, **places)
     for trial in trials:
         case = trial.case
         usual = {"punctuation": "wm", "punctuation_only": pl.col("clock"), "idle": None}
@@ -194,7 +201,11 @@ def run(trials: Sequence[Trial], **options: Any) -> None:
     """Run all in one app, and make sure of every answer; ``options`` are those of testing.run."""
     calls = ForeachCalls()
     inputs = {trial.name: trial.items() for trial in trials}
-    out = testing.run(app_of(trials, calls), inputs, **options)
+    check_all(trials, testing.run(app_of(trials, calls), inputs, **options), calls)
+
+
+def check_all(trials: Sequence[Trial], out: testing.Result, calls: ForeachCalls) -> None:
+    """Make sure of every answer, and that the ledger balances."""
     ledger = out.ledger
     exits = ledger.select("emitted", "held", "late", "dead", "filtered", "duplicate")
     assert (ledger["read"] == exits.sum_horizontal()).all()

@@ -12,6 +12,7 @@ import urllib.request
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pyspark
 
@@ -38,13 +39,14 @@ class Cluster:
 
     folder: Path
     opened: ExitStack
+    paths: ClassVar = (SOURCE,)  # of the modules of ours that executors import
 
     def __post_init__(self):
         self.port, self.page = free_ports(2)
         self.environment = {
             **os.environ,
             "JAVA_HOME": str(find_java(os.environ).home),
-            "PYTHONPATH": str(SOURCE),
+            "PYTHONPATH": os.pathsep.join(map(str, self.paths)),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYSPARK_PYTHON": sys.executable,
             # A dozen JVMs that live for seconds: what the slow compiler would make is never used.

@@ -77,23 +77,24 @@ def send_signal_before_commit(number, batch_id):
     PostgresStateStore.commit = commit
 
 
-def main(master, folder, host, *ending):
+def leave_all_to_executors():
+    """These batches are so small that the driver would do all itself."""
     from millstream.spark import frame_blocks, output_tasks
     from millstream.spark.stages import executor
 
-    # these batches are so small that the driver would do all itself
     executor.DRIVER_BYTES_MAX = frame_blocks._FETCHED_BYTES_MAX = -1
     output_tasks.DRIVER_BYTES_MAX = -1
     frame_blocks._NAMED_BYTES_MIN = 256
-    if ending:
-        send_signal_before_commit(getattr(signal, ending[0]), int(ending[1]))
+
+
+def run(app, master, host, rows_per_batch):
+    """Run an app on a cluster of two small executors until it has caught up."""
     passed = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-    app = pipeline(os.environ["LOG"], os.environ["STATE"], os.environ["STORE"], folder)
-    app.run(
+    return app.run(
         until="caught-up",
         master=master,
         cores=2,
-        rows_per_batch=12_000,
+        rows_per_batch=rows_per_batch,
         on_progress=lambda progress: print("batch", progress.batch_id, flush=True),
         settings={
             "spark.driver.host": host,
@@ -106,6 +107,14 @@ def main(master, folder, host, *ending):
             **{f"spark.executorEnv.{name}": os.environ[name] for name in passed},
         },
     )
+
+
+def main(master, folder, host, *ending):
+    leave_all_to_executors()
+    if ending:
+        send_signal_before_commit(getattr(signal, ending[0]), int(ending[1]))
+    app = pipeline(os.environ["LOG"], os.environ["STATE"], os.environ["STORE"], folder)
+    run(app, master, host, 12_000)
 
 
 if __name__ == "__main__":

@@ -22,21 +22,30 @@ from collections import Counter, defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import unquote, urlsplit
 
 import on_machines
+import published_on_machines
 import pytest
 
 pytest.importorskip("confluent_kafka", reason="the extra `kafka` is not installed here")
 from broker.broker_process import AsProcess
-from clusters import Cluster, end
+from clusters import SOURCE, Cluster, end
 from mount_namespaces import may_unshare
 from on_machines import CLICK_AFTER, shown_at
 from s3_server import Fault
 
 import millstream as ms
+from millstream.demo import ads_expected
+from millstream.demo.ads_pipeline import APP
+from millstream.demo.ads_run import topic_rows
+from millstream.demo.feed import FeedThread, create_topic, remaining
+from millstream.object_store.client import ObjectClient
+from millstream.spark.stages.executor import _run_names
+from millstream.spark.stages.run_files import object_name
 
-pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 ADDRESSES = {
     "one": "127.0.0.2",
     "two": "127.0.0.3",
@@ -61,6 +70,7 @@ class Machines(Cluster):
     """A cluster whose workers and drivers each have a machine of their own."""
 
     root: Path = field(kw_only=True)
+    paths: ClassVar = (SOURCE, SOURCE.parent / "tests")
 
     def __post_init__(self):
         for name in ADDRESSES:
@@ -108,12 +118,12 @@ class Machines(Cluster):
             environment=self.environment_of(name),
         )
 
-    def driver(self, name, said, *ending):
-        """Start the program on a machine; what it says goes to a file."""
-        program = [sys.executable, on_machines.__file__, self.master, str(self.root / name / "app")]
+    def driver(self, name, said, *ending, program=on_machines.__file__):
+        """Start a program on a machine; what it says goes to a file."""
+        command = [sys.executable, program, self.master, str(self.root / name / "app")]
         with said.open("wb") as out:
             process = subprocess.Popen(
-                [*self.enter(name), *program, ADDRESSES[name], *ending],
+                [*self.enter(name), *command, ADDRESSES[name], *ending],
                 env=self.environment_of(name),
                 stdout=out,
                 stderr=out,
@@ -237,6 +247,7 @@ class Faults:
         return Fault("lost answer") if number % 7 == 0 and method == "PUT" else None
 
 
+@pytest.mark.thorough
 def test_machines_that_share_no_disk_give_the_batch_answer_and_a_driver_goes_on_elsewhere(
     no_spark, machines, tmp_path, s3, postgres_server
 ):
@@ -280,3 +291,83 @@ def test_machines_that_share_no_disk_give_the_batch_answer_and_a_driver_goes_on_
     for name in ("driver-one", "driver-two"):
         kept = {path.name for path in (machines.root / name / "app/apps/ads").iterdir()}
         assert not kept & {"runs", "frames", "views.db"}
+
+
+@pytest.mark.long
+def test_the_ads_demo_on_such_machines_is_equal_to_the_batch_computation(
+    no_spark, machines, tmp_path, s3, postgres_server
+):
+    log, store, program = os.environ["LOG"], os.environ["STORE"], published_on_machines.__file__
+    said = {name: tmp_path / name for name in ("killed", "last", "swept")}
+    feed_ads(log)
+    killed = machines.driver("driver-one", said["killed"], "ads", "SIGKILL", "2", program=program)
+    wait_for(said["killed"], "batch 0", killed)
+    end(machines.workers[0])
+    machines.worker("three")
+    assert killed.wait(WAIT_S) == -signal.SIGKILL, said["killed"].read_text()
+    faults = Faults()
+    s3.decide = faults.decide
+    last = machines.driver("driver-two", said["last"], "ads", program=program)
+    wait_for(said["last"], "batch ", last)
+    postgres_server.kill()
+    postgres_server.start()
+    assert last.wait(WAIT_S) == 0, said["last"].read_text()
+    assert {"cut off", "503"} <= faults.seen.keys(), faults.seen
+
+    ads = published_on_machines.ADS
+    with ms.connect(log) as opened:
+        wanted = ads_expected.expected_results(opened, ads.clients, ads.stop_rule)
+        for name, rows in wanted.topics.items():
+            assert ads_expected.difference(topic_rows(opened, name, rows), rows).is_empty(), name
+    with published_on_machines.open_store(APP, store) as opened:
+        for name, rows in wanted.views.items():
+            assert rows.height > 0, name
+            assert ads_expected.difference(opened.scan(name), rows).is_empty(), name
+        ledger = opened.ledger(APP)
+    exits = ("emitted", "held", "late", "dead", "filtered", "duplicate")
+    assert ledger
+    assert all(line["read"] == sum(line[name] for name in exits) for line in ledger)
+    check_bucket(machines, said["swept"], APP, "ads")
+
+
+@pytest.mark.long
+def test_the_cases_of_the_semantics_have_their_answers_on_such_machines(
+    no_spark, machines, tmp_path, s3
+):
+    program = published_on_machines.__file__
+    said = {name: tmp_path / name for name in ("first", "swept")}
+    published_on_machines.send_cases(os.environ["LOG"])
+    faults = Faults()
+    s3.decide = faults.decide
+    first = machines.driver("driver-one", said["first"], "cases", program=program)
+    wait_for(said["first"], "batch 0", first)
+    end(machines.workers[0])
+    machines.worker("three")
+    assert first.wait(WAIT_S * 3) == 0, said["first"].read_text()
+    answers = sum(len(trial.case.expected) for trial in published_on_machines.TRIALS)
+    assert f"answers equal: {answers} of" in said["first"].read_text()
+
+
+def feed_ads(log):
+    """Write the demo's records, late, out of order and doubled as the demo does."""
+    records, pause = published_on_machines.ADS.disorder(), threading.Event()
+    with ms.connect(log) as opened:
+        create_topic(opened)
+        with FeedThread(log, records, 1e9) as feeding:
+            feeding.start()
+            while remaining(records, create_topic(opened)).height:
+                feeding.check()
+                pause.wait(0.1)
+
+
+def check_bucket(machines, said, app, what):
+    """Make sure that after one more run, which sweeps, the bucket has what manifests name and nothing else."""
+    program = published_on_machines.__file__
+    swept = machines.driver("driver-one", said, what, program=program)
+    assert swept.wait(WAIT_S) == 0, said.read_text()
+    with published_on_machines.open_store(app, os.environ["STORE"]) as store:
+        state = store.state_manifests(app, "main")
+    named = {object_name(name) for each in state.values() for name in _run_names(each)}
+    there = list(ObjectClient(os.environ["STATE"]).names())
+    assert {name.rpartition("/")[2] for name in there if "/runs/" in name} == named
+    assert sum("/runs/" not in name for name in there) == 1, there  # the mark of the newest run

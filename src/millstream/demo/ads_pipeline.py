@@ -40,12 +40,17 @@ def build(
 ) -> ms.App:
     """Declare the pipeline over a log; ``state`` is the folder for state and views where the log is none."""
     app = ms.App(APP, log=log, state=state)
+    declare(app, clients, stop)
+    return app
+
+
+def declare(app: ms.App, clients: Mapping[str, Client], stop: StopRule) -> None:
+    """Declare the pipeline in an app, wherever its log, state and store are."""
     once = deduplicated_events(app)
     add_rates(once, smoothed_rate())
     add_spending(once, client_table(app, clients))
     add_stopped_ads(once, stop, smoothed_rate()).to(AD_STOPS, key="ad")
     add_dashboard(app)
-    return app
 
 
 def deduplicated_events(app: ms.App) -> ms.Stream:

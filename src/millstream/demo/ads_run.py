@@ -233,7 +233,7 @@ def compare(
     console.print("Comparing with one batch computation over the raw log:")
     with connect(log) as opened:
         wanted = ads_expected.expected_results(opened, given.clients, given.stop_rule)
-        found = {name: _records(opened, name, rows) for name, rows in wanted.topics.items()}
+        found = {name: topic_rows(opened, name, rows) for name, rows in wanted.topics.items()}
     with SqliteStateStore(
         state_store_path(log if state is None else state, APP), readonly=True
     ) as store:
@@ -247,7 +247,7 @@ def compare(
     return all(equal)
 
 
-def _records(log: EventLog, topic: str, like: pl.DataFrame) -> pl.DataFrame:
+def topic_rows(log: EventLog, topic: str, like: pl.DataFrame) -> pl.DataFrame:
     """Read the JSON objects of a topic, with the columns and types of a table."""
     values = [
         pl.DataFrame(log.read(topic, number))["value"].cast(pl.String)
