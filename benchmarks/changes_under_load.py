@@ -233,10 +233,9 @@ class Watch(threading.Thread):
         return found
 
     def _measure(self, position: list[int]) -> None:
-        oldest = min(offset * PARTITIONS + number for number, offset in enumerate(position))
-        self.lags[self.phase].append(max(0.0, time.time() - self.began - oldest / self.rate))
         self.positions += position != self.position
         self.position = position
+        self.lags[self.phase].append(self.lag_s)
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:

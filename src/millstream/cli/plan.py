@@ -179,6 +179,6 @@ def _read_again(plan: ChangePlan) -> list[str]:
         )
     sentences += [
         f"The topic {topic!r} is compacted: what is rebuilt lacks the records that compaction has removed."
-        for topic in sorted({topic for topics in plan.compacted.values() for topic in topics})
+        for topic in plan.compacted_topics
     ]
     return sentences

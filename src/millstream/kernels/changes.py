@@ -11,7 +11,7 @@ Source: Budiu et al., "DBSP: Automatic Incremental View Maintenance for Rich Que
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import polars as pl
@@ -21,6 +21,7 @@ from millstream.kernels.arrays import Int64s
 from millstream.kernels.frames import DIFF, HASH, WEIGHT
 
 _PLACE = "__place"
+_SLOT = "__slot"
 
 
 def with_weight(rows: pl.DataFrame) -> pl.DataFrame:
@@ -98,6 +99,20 @@ def concat_present(tables: Sequence[pl.DataFrame | None]) -> pl.DataFrame | None
     if not present:
         return None
     return present[0] if len(present) == 1 else pl.concat(present)
+
+
+def divide_by(rows: pl.DataFrame, slots: Int64s) -> Iterator[tuple[int, pl.DataFrame]]:
+    """Divide rows by a number that each has."""
+    if not rows.height:
+        return
+    if slots.min() == slots.max():
+        yield int(slots[0]), rows
+        return
+    parts = rows.hstack([pl.Series(_SLOT, slots)]).partition_by(
+        _SLOT, as_dict=True, include_key=False
+    )
+    for (slot,), part in sorted(parts.items()):
+        yield int(slot), part
 
 
 def group_numbers(rows: pl.DataFrame, columns: Sequence[str]) -> Int64s:

@@ -29,6 +29,7 @@ from millstream.kernels.changes import (
     check_nothing_owed,
     concat_present,
     consolidate,
+    divide_by,
     total_weight,
     with_diff,
     with_weight,
@@ -45,6 +46,11 @@ from millstream.kernels.time.watermarks import delayed_watermark
 _SLOTS_PER_LATENESS = 4
 _SLOT_US_MIN = 60_000_000
 _FAMILY = "waiting rows"
+
+
+def slot_width_us(lateness_us: int) -> int:
+    """Return how wide the slots of rows are that wait until nothing can take them back."""
+    return max(_SLOT_US_MIN, lateness_us // _SLOTS_PER_LATENESS)
 
 
 def changes_in_time(
@@ -97,7 +103,7 @@ class ChangingRows:
     @property
     def slot_us(self) -> int:
         """The width of a slot of state."""
-        return max(_SLOT_US_MIN, self.lateness_us // _SLOTS_PER_LATENESS)
+        return slot_width_us(self.lateness_us)
 
     def take(
         self, state: OperatorState, changes: pl.DataFrame | None, watermark_us: int
@@ -111,9 +117,8 @@ class ChangingRows:
         runs = state.runs(_FAMILY, WEIGHT, signed=True)
         ledger = StateLedger(self.step, (runs,), total_weight(changes))
         if changes is not None:
-            slots = changes[TIME].to_numpy() // self.slot_us
-            for slot in np.unique(slots).tolist():
-                runs.add(slot, changes.filter(pl.Series(slots == slot)), consolidate)
+            for slot, part in divide_by(changes, changes[TIME].to_numpy() // self.slot_us):
+                runs.add(slot, part, consolidate)
         final = []
         for slot in sorted(slot for slot in runs.slots if slot * self.slot_us < before_us):
             found = concat_present(list(runs.scan(slot)))

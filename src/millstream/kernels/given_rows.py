@@ -30,10 +30,12 @@ from millstream.kernels.arrays import Bools, Int64s
 from millstream.kernels.changes import (
     concat_present,
     consolidate,
+    divide_by,
     group_numbers,
     total_weight,
     with_diff,
 )
+from millstream.kernels.final_rows import slot_width_us
 from millstream.kernels.frames import HASH, TIME, WEIGHT
 from millstream.kernels.state.arrangement import nothing_owed
 from millstream.kernels.state.hash_order import sorted_distinct
@@ -45,8 +47,6 @@ from millstream.kernels.state.sorted_runs import Share, SortedRuns
 
 COMES_OUT = "__comes_out"  # Boolean: the row is in the result
 _FAMILY = "given"
-_SLOTS_PER_LATENESS = 4
-_SLOT_US_MIN = 60_000_000
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class GivenRows:
 
     @property
     def _slot_us(self) -> int:
-        return max(_SLOT_US_MIN, (self.lateness_us or 0) // _SLOTS_PER_LATENESS)
+        return slot_width_us(self.lateness_us or 0)
 
     def _taken_back(self, runs: SortedRuns, back: pl.DataFrame) -> pl.DataFrame | None:
         """Return the stored rows that are taken back, with their weights below zero."""
@@ -148,9 +148,7 @@ class GivenRows:
     def _store(self, runs: SortedRuns, rows: pl.DataFrame | None) -> None:
         if rows is None:
             return
-        slots = self._slots(rows)
-        for slot in np.unique(slots).tolist():
-            part = rows.filter(pl.Series(slots == slot))
+        for slot, part in divide_by(rows, self._slots(rows)):
             runs.add(slot, part, partial(_folded, runs, slot))
 
     def _forget(self, runs: SortedRuns, before_us: int) -> int:

@@ -225,12 +225,10 @@ def _check_possible(app: App, plan: ChangePlan, *, gone_ok: bool) -> None:
             "another name."
         )
     if plan.lacks_records and not gone_ok:
-        topics = sorted({topic for topics in plan.compacted.values() for topic in topics})
-        lost = [f"The log no longer holds {plan.gone:,} records that {app.name} has read before"]
-        lost = [
-            *(lost if plan.gone else []),
-            *(f"The topic {one!r} is compacted" for one in topics),
-        ]
+        lost = [f"The topic {one!r} is compacted" for one in plan.compacted_topics]
+        if plan.gone:
+            gone = f"The log no longer holds {plan.gone:,} records that {app.name} has read before"
+            lost.insert(0, gone)
         raise ConfigError(
             f"{'. '.join(lost)}: what is rebuilt would lack the records that are gone. Confirm it by --gone-ok, or "
             "undo the change."

@@ -95,6 +95,11 @@ class ChangePlan:
         return sum(one.gone for one in self.replays)
 
     @property
+    def compacted_topics(self) -> list[str]:
+        """The topics of ``compacted``, each once, in their order."""
+        return sorted({topic for topics in self.compacted.values() for topic in topics})
+
+    @property
     def lacks_records(self) -> bool:
         """Whether a rebuild needs records that the log no longer holds, or that compaction may have removed."""
         return self.verdict == "rebuilds" and bool(self.gone or self.compacted)

@@ -30,6 +30,7 @@ from millstream.kernels.plan import JobPlan
 from millstream.log.files import DISK
 from millstream.object_store.folder import FolderStore
 from millstream.object_store.place import StatePlace
+from millstream.ops.plan import buckets_of_state
 from millstream.spark.source.offsets import planned_offset
 from millstream.spark.stages.run_copies import copy_runs
 from millstream.spark.stages.run_files import RunFiles
@@ -307,16 +308,12 @@ class _KeptPart:
 
     def refusals(self, log: Reader, *, partial_ok: bool) -> Iterator[str]:
         """Yield why the part cannot begin with what is kept, as texts that go on from "the version"."""
-        program = self.program
-        divided = (
-            program.partitioning.get("bucket_count", program.buckets),
-            program.partitioning.get("hash_seed", 0),
-        )
-        if program.format != self._now.format:
+        divided = buckets_of_state(self.program)
+        if self.program.format != self._now.format:
             yield "its state has the format of another version of Millstream"
             return
-        if divided != (self.part.buckets.count, self.part.buckets.seed):
-            yield f"the app was rescaled since, from {divided[0]} buckets to {self.part.buckets.count}"
+        if divided != self.part.buckets:
+            yield f"the app was rescaled since, from {divided.count} buckets to {self.part.buckets.count}"
         if len(self.keys) < len(self._now.steps):
             yield "it has other steps"
         yield from self._lacking_views(partial_ok=partial_ok)

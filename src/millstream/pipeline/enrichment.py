@@ -18,7 +18,7 @@ from millstream.lookups.http_lookup import HttpLookup
 from millstream.lookups.sql_lookup import SqlLookup
 from millstream.pipeline.checks import positive_us, require_free, whole_number
 from millstream.pipeline.final_rows import may_change, timed_changes
-from millstream.pipeline.graph import DataFrameNode, GraphNode, parents
+from millstream.pipeline.graph import GraphNode, reads_dataframes
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.stateless import FrameSchema, declared_columns
@@ -63,7 +63,7 @@ def build_enrichment(
         )
     require_free(added, shape.columns, "enrich adds")
     cache_ms = None if cache is None else -(-positive_us(cache, "enrich's cache") // 1000)
-    if cache_ms is not None and _reads_dataframes(node):
+    if cache_ms is not None and reads_dataframes(node):
         raise ConfigError(
             "enrich has a cache, and the stream comes from a DataFrame of Spark's, whose batches have no "
             "clock by which an answer gets old. Say cache=None: each batch asks its keys."
@@ -159,8 +159,3 @@ def _keys_per_call(given: int | None, keys_max: int | None) -> int:
             'with method="POST".'
         )
     return rows
-
-
-def _reads_dataframes(node: GraphNode) -> bool:
-    """Return whether a DataFrame of Spark's is among the sources of a node."""
-    return isinstance(node, DataFrameNode) or any(map(_reads_dataframes, parents(node)))

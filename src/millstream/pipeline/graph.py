@@ -189,6 +189,11 @@ def parents(node: GraphNode | Output) -> tuple[GraphNode, ...]:
     return (node.parent,)
 
 
+def reads_dataframes(node: GraphNode) -> bool:
+    """Return whether a DataFrame of Spark's is among the sources of a node."""
+    return isinstance(node, DataFrameNode) or any(map(reads_dataframes, parents(node)))
+
+
 def time_parents(node: GraphNode) -> tuple[GraphNode, ...]:
     """Return the nodes whose time a node follows: a transparent operator follows its first input alone."""
     if isinstance(node, OperatorNode) and node.kernel.transparent:

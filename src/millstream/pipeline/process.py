@@ -18,11 +18,10 @@ from millstream.kernels.process.side_outputs import SelectOutput
 from millstream.kernels.process.values import conversion
 from millstream.pipeline.checks import declared_at, require_free, require_unreserved, whole_number
 from millstream.pipeline.graph import (
-    DataFrameNode,
     GraphNode,
     OperatorNode,
     StepNode,
-    parents,
+    reads_dataframes,
 )
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.shape import StreamShape
@@ -54,7 +53,7 @@ def build_process(
     states = states_of(function)
     _check_states(states)
     processing_timers = function.defines("on_processing_timer")
-    if processing_timers and _reads_dataframes(node):
+    if processing_timers and reads_dataframes(node):
         raise ConfigError(
             "process is given a function with on_processing_timer, and the stream comes from a DataFrame of Spark's, "
             "whose batches have no clock. Use event-time timers: on_timer."
@@ -186,8 +185,3 @@ def _check_states(states: tuple[tuple[str, StateDeclaration], ...]) -> None:
             conversion(one.dtype, f"The default of the state {name!r}")(one.default)
         except UnusableRowError as error:
             raise ConfigError(f"{error}. Give a default of that type.") from error
-
-
-def _reads_dataframes(node: GraphNode) -> bool:
-    """Return whether a DataFrame of Spark's is among the sources of a node."""
-    return isinstance(node, DataFrameNode) or any(map(_reads_dataframes, parents(node)))

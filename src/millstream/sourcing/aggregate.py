@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import Any
 
 from millstream.errors import ConfigError, CorruptionError
 from millstream.kernels.code_digest import code_digest, digest
-from millstream.sourcing.decider import DeciderLike
+from millstream.sourcing.decider import DeciderLike, is_frozen
 from millstream.sourcing.event_types import EventTypes
 from millstream.sourcing.json_form import ENCODER, decoder_of, difference_of
 from millstream.sourcing.partition_log import PartitionLog
@@ -34,6 +36,21 @@ class FoldedStream:
     version: int
     state: Any
     timestamp_ms: int = 0
+
+
+def copy_of(aggregate: FoldedStream) -> FoldedStream | None:
+    """Return a copy that no change in place of the other reaches; None where there is none, or none is needed.
+
+    A copy that does not equal its original may be decided on otherwise, so it is none: of a class without ``__eq__``, or of
+    something that is itself by identity.
+    """
+    if is_frozen(aggregate.state):
+        return None
+    with suppress(Exception):  # what a user's class does when it is copied or compared
+        state = deepcopy(aggregate.state)
+        if bool(state == aggregate.state):
+            return replace(aggregate, state=state)
+    return None
 
 
 class AggregateCache:

@@ -34,7 +34,7 @@ from millstream.errors import (
     VersionConflictError,
 )
 from millstream.log.encoding import SimpleRecord, check_record_size
-from millstream.sourcing.aggregate import AggregateCache, FoldedStream, Folding
+from millstream.sourcing.aggregate import AggregateCache, FoldedStream, Folding, copy_of
 from millstream.sourcing.command_queue import (
     PendingCommand,
     check_not_deciding,
@@ -51,6 +51,7 @@ from millstream.sourcing.stream_index import EventRun, LastEvent, StreamIndex
 GROUP_MAX = 500  # commands in one batch
 GROUP_BYTES = 8 << 20  # in one batch; the command that passes it is the last one
 CONFLICT_TIMEOUT_S = 30.0
+COPIES_AFTER_CONFLICT = 100  # groups before which states are copied, once another writer was first
 _log = logging.getLogger(__name__)
 
 
@@ -60,6 +61,9 @@ class _Draft:
     def __init__(self) -> None:
         self.aggregates: dict[str, FoldedStream] = {}
         self.versions_before: dict[str, int] = {}
+        self.copies: dict[
+            str, FoldedStream
+        ] = {}  # as they were read, of states that could be changed
         self.appending: list[PendingCommand] = []
         self.records: list[SimpleRecord] = []
         self.size = 0
@@ -95,6 +99,7 @@ class Lane:
         self._lock = threading.Lock()
         self._end = -1  # what was read; -1 before the index was compared with the log
         self._certain = True  # the end is not below what this lane has appended
+        self._copies_left = 0
         self._failure: FencedError | None = None
         self._forgets = events.forgets()
 
@@ -187,6 +192,7 @@ class Lane:
             self._catch_up()
             if self._load_missing(group):
                 self._catch_up()  # a long fold gives others time: what they appended is added to it
+                self._copies_left = max(self._copies_left, 1)
             draft = _Draft()
             try:
                 self._decide_all(group, draft)
@@ -196,7 +202,8 @@ class Lane:
                     offset = yield Append(self.log, draft.records, self._end)
                 self._accept(draft, offset)
             except EndMovedError as error:
-                self._drop_changed(draft)
+                self._restore_changed(draft)
+                self._copies_left = COPIES_AFTER_CONFLICT
                 if not self._can_be_read(error, until_s):
                     yield None
             except BaseException:
@@ -204,6 +211,7 @@ class Lane:
                 self._cache.drop(draft.aggregates)
                 raise
             else:
+                self._copies_left = max(self._copies_left - 1, 0)
                 return len(draft.handled)
 
     def _load_missing(self, group: Sequence[PendingCommand]) -> bool:
@@ -216,11 +224,19 @@ class Lane:
                 self._cache.put(stream_id, self.folding.load(stream_id))
         return bool(missing)
 
-    def _drop_changed(self, draft: _Draft) -> None:
-        """Drop the aggregates whose states may have been changed in place; the others are as they were read."""
-        self._cache.drop(
-            stream_id for stream_id, one in draft.aggregates.items() if not is_frozen(one.state)
-        )
+    def _restore_changed(self, draft: _Draft) -> None:
+        """Put back the copies of aggregates whose states may have been changed in place, or drop these.
+
+        The others are as they were read. To fold a long stream again takes longer than others need to be first
+        again: without the copies a writer that is slower than another one would never be done.
+        """
+        for stream_id, one in draft.aggregates.items():
+            if is_frozen(one.state):
+                continue
+            if stream_id in draft.copies:
+                self._cache.put(stream_id, draft.copies[stream_id])
+            else:
+                self._cache.drop([stream_id])
 
     def _can_be_read(self, error: EndMovedError, until_s: float) -> bool:
         """Return whether what moved the end can be read; it may be soon."""
@@ -330,6 +346,9 @@ class Lane:
             found = FoldedStream(cached.version, cached.state, cached.timestamp_ms)
             draft.aggregates[stream_id] = found
             draft.versions_before[stream_id] = found.version
+            copied = copy_of(found) if self._copies_left else None
+            if copied is not None:
+                draft.copies[stream_id] = copied
         return found
 
     # -- step 4 -------------------------------------------------------------------------------

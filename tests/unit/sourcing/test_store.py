@@ -179,6 +179,62 @@ def test_on_conflict_raise_raises_where_retry_decides_again(log: ms.EventLog, mo
         assert one.handle("ada", [1]).version == 4
 
 
+@dataclass
+class Tally:
+    counts: dict[str, int]
+
+
+class ByIdentity(dict):
+    """It equals nothing but itself, so no copy of it can be trusted."""
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+@pytest.mark.parametrize("fresh", [dict, ByIdentity, lambda: Tally({})])
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_writer_that_is_never_first_folds_a_long_stream_no_more_than_twice(
+    log: ms.EventLog, monkeypatch, fresh, changes: bool
+) -> None:
+    folded = [0]
+
+    def counts(state: Any) -> dict[str, int]:
+        return state.counts if isinstance(state, Tally) else state
+
+    def evolve(state: Any, event: Paid) -> Any:
+        folded[0] += 1
+        counts(state)["total"] = counts(state).get("total", 0) + event.amount
+        return state
+
+    def decide(amount: int, state: Any) -> list[Paid]:
+        paid = Paid(amount + counts(state).get("total", 0))
+        if changes:
+            counts(state)["total"] = -1_000_000  # against the rule
+        return [paid]
+
+    def open_tally() -> EventStore:
+        return EventStore(log, "tally", ms.Decider(fresh, decide, evolve), event_types())
+
+    with EventStore(log, "tally", ACCOUNT, event_types()) as other, open_tally() as late:
+        for _ in range(200):
+            other.handle("one", [1])
+        conflicts, total = 8, 200
+
+        def first() -> None:
+            nonlocal conflicts, total
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(other.handle, "one", [1]).result()
+            conflicts, total = conflicts - 1, total + 1
+            if conflicts:
+                before_its_append(late, monkeypatch, first)
+
+        before_its_append(late, monkeypatch, first)
+        assert late.handle("one", 5).version == 209
+        assert [event.data.amount for event in late.history("one")][-2:] == [1, 5 + total]
+        assert (folded[0] < 2 * 209 + 100) == (fresh is not ByIdentity)
+        assert counts(late.load("one").state)["total"] == 2 * total + 5
+
+
 @pytest.mark.parametrize("loss", ["deleted", "damaged", "of another topic", "ahead of the log"])
 def test_an_index_that_does_not_fit_is_made_from_the_log(
     tmp_path: Path, log: ms.EventLog, loss: str

@@ -13,7 +13,7 @@ import polars as pl
 from millstream.choices import did_you_mean
 from millstream.kernels.errors.user_code import UnusableRowError
 from millstream.kernels.process.key_state import KeyState
-from millstream.kernels.process.values import Conversion, conversion
+from millstream.kernels.process.values import Conversion, column_of, conversion
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _US = timedelta(microseconds=1)
@@ -85,7 +85,6 @@ def _remove(times: list[int], at: int, undo: Undo) -> None:
 class Emissions:
     """The rows that calls have emitted to one output, with their event time, and what orders those of one time."""
 
-    name: str
     columns: tuple[tuple[str, pl.DataType], ...]
     times_us: list[int] = field(default_factory=list)
     ties: list[int] = field(default_factory=list)
@@ -122,7 +121,7 @@ class Emissions:
         )
         return pl.DataFrame(
             [
-                pl.Series(name, values, dtype, strict=True)
+                column_of(name, values, dtype)
                 for (name, dtype), values in zip(self.columns, columns, strict=True)
             ]
         )

@@ -245,10 +245,7 @@ class _ProcessBatch:
             states.state,
             KeyTimers(unit=1),
             KeyTimers(unit=1000),
-            {
-                name: Emissions("" if name is None else name, columns)
-                for name, columns in operator.outputs
-            },
+            {name: Emissions(columns) for name, columns in operator.outputs},
             states.cells.undo,
             self.context.wall_ms,
         )

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 
 from millstream.errors import CorruptionError, UserCodeError
 from millstream.kernels.errors.user_code import FAILURES, UnusableRowError, error_reason
 from millstream.kernels.frames import HASH, WEIGHT
 from millstream.kernels.process.declarations import StateDeclaration, StateKind
 from millstream.kernels.process.key_state import EMPTY, KeyStates
+from millstream.kernels.process.values import column_of
 from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.keyed_rows import KeyedRows
 from millstream.kernels.state.keyhash import Hashes
@@ -142,18 +142,9 @@ class StoredRows:
     def frame(self, keys: pl.DataFrame) -> pl.DataFrame:
         """Return the rows; ``keys`` are those among which the places are, with their hashes."""
         schema = self.columns.schema
-        made = [_column(name, values, schema[name]) for name, values in self.parts.items()]
+        made = [column_of(name, values, schema[name]) for name, values in self.parts.items()]
         rows = keys[self.places].hstack(made).with_columns(pl.lit(1, pl.Int64).alias(WEIGHT))
         return rows[[*schema]]
-
-
-def _column(name: str, values: list[Any], dtype: pl.DataType) -> pl.Series:
-    """Return a column of values, which were checked when they were given."""
-    if not dtype.is_nested():
-        return pl.Series(name, values, dtype, strict=True)
-    # polars makes a column of each of the lists first, which takes ten times as long.
-    arrow = pl.Series([], dtype=dtype).to_arrow().type
-    return pl.Series(name, pa.array(values, arrow)).cast(dtype)
 
 
 @dataclass(frozen=True)

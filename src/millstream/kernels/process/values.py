@@ -6,13 +6,14 @@ They are checked where they are given, so that a wrong one is an error of its ro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 
 from millstream.kernels.errors.user_code import UnusableRowError
 
@@ -178,6 +179,15 @@ def _is_like(value: Any, dtype: pl.DataType) -> bool:
         return isinstance(value, timedelta)
     numbers = (Decimal, int) if isinstance(dtype, pl.Decimal) else (float, int)
     return isinstance(value, numbers) and not isinstance(value, bool)
+
+
+def column_of(name: str, values: Sequence[Any], dtype: pl.DataType) -> pl.Series:
+    """Return a column of values that :func:`conversion` returned."""
+    if not dtype.is_nested():
+        return pl.Series(name, values, dtype, strict=True)
+    # polars makes a column of each of the lists first, which takes ten times as long.
+    arrow = pl.Series([], dtype=dtype).to_arrow().type
+    return pl.Series(name, pa.array(values, arrow)).cast(dtype)
 
 
 def frozen(value: Any) -> Any:

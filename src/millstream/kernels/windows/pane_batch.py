@@ -17,6 +17,7 @@ import polars as pl
 
 from millstream.kernels.aggregation import event_count
 from millstream.kernels.arrays import Bools
+from millstream.kernels.changes import divide_by
 from millstream.kernels.frames import HASH, ROWS, WINDOW
 from millstream.kernels.operator import BatchContext
 from millstream.kernels.state.hash_order import sorted_distinct
@@ -29,7 +30,6 @@ from millstream.kernels.windows.pending_panes import STEP, PendingPanes
 from millstream.kernels.windows.window_operator import (
     LATE_WINDOWS,
     WindowOperator,
-    divide_by,
     filter_rows,
 )
 

@@ -28,8 +28,8 @@ from dataclasses import dataclass, replace
 import polars as pl
 
 from millstream.kernels import late
-from millstream.kernels.final_rows import ChangingRows, changes_in_time
-from millstream.kernels.frames import DIFF, HASH, ORDER, SPLIT, TIME, WATERMARK_SEEN
+from millstream.kernels.final_rows import ChangingRows, changes_in_time, with_sign
+from millstream.kernels.frames import HASH, ORDER, TIME, WATERMARK_SEEN
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.row_digest import digest_rows
@@ -60,14 +60,10 @@ class SignedCountWindowOperator(CountWindowOperator):
 
     def prepare(self, rows: pl.DataFrame, number: int = 0) -> Prepared:  # noqa: ARG002
         """Give rows an order by their values; drop columns that are not needed."""
-        if DIFF not in rows.columns:
-            rows = rows.with_columns(pl.lit(1, pl.Int8).alias(DIFF))
         own = [rows[name] for name in self._identity]
-        hidden = [
-            rows[name] for name in (TIME, DIFF, SPLIT, WATERMARK_SEEN) if name in rows.columns
-        ]
         values = own or [pl.zeros(rows.height, pl.Int8, eager=True)]
-        return Prepared(pl.DataFrame([*own, *hidden, pl.Series(ORDER, digest_rows(values))]))
+        order = pl.Series(ORDER, digest_rows(values))
+        return Prepared(with_sign(rows, self._identity).hstack([order]))
 
     # ── after the shuffle ───────────────────────────────────────────────────────────────────
 

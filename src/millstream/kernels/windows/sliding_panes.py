@@ -36,6 +36,7 @@ from millstream.kernels.arrays import Bools, Int64s
 from millstream.kernels.changes import (
     check_nothing_owed,
     consolidate,
+    divide_by,
     total_weight,
     with_diff,
     with_weight,
@@ -49,7 +50,6 @@ from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.sorted_runs import EACH_ROW, SortedRuns
 from millstream.kernels.windows.pane_values import PANE_COLUMNS
 from millstream.kernels.windows.sliding_windows import FROM, NEW, SlidingWindowOperator
-from millstream.kernels.windows.window_operator import divide_by
 
 _TIMES = "__times"  # Int64: how many times a row is emitted
 _COUNTED = "__counted"  # Int64: how many events count in it

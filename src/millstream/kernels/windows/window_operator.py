@@ -26,6 +26,7 @@ import polars as pl
 from millstream.kernels import late
 from millstream.kernels.aggregation import event_count
 from millstream.kernels.arrays import Bools, Int64s
+from millstream.kernels.changes import divide_by
 from millstream.kernels.frames import (
     HASH,
     ROWS,
@@ -47,7 +48,6 @@ SLICE = "__slice"  # Int64: start of the slice of time that a row or partial bel
 LATE_WINDOWS = "__late_windows"
 EXPIRED_WINDOWS = "__expired_windows"
 SLOTS_OPEN_MAX = 8  # an open span of time is divided into about this many slots
-_SLOT = "__slot"
 _SAMPLED_MIN = 100_000  # rows
 _SAMPLE = np.uint64(1 << 58)  # hashes below: of 64 keys one
 _APART = 0.8
@@ -316,20 +316,6 @@ class WindowOperator(AggregateOperator):
             times = rows[column].to_numpy()
             slots = (times - offset) // self.slot_us * self.slot_us + offset
             yield from divide_by(rows, slots)
-
-
-def divide_by(rows: pl.DataFrame, slots: Int64s) -> Iterator[tuple[int, pl.DataFrame]]:
-    """Divide rows by a number that each has."""
-    if not rows.height:
-        return
-    if slots.min() == slots.max():
-        yield int(slots[0]), rows
-        return
-    parts = rows.hstack([pl.Series(_SLOT, slots)]).partition_by(
-        _SLOT, as_dict=True, include_key=False
-    )
-    for (slot,), part in sorted(parts.items()):
-        yield int(slot), part
 
 
 def filter_rows(rows: pl.DataFrame, mask: Bools) -> pl.DataFrame:

@@ -41,8 +41,8 @@ class AppOperations:
         # Of each batch only what is drawn: a record also has its steps.
         self._batches: deque[dict[str, Any]] = deque(maxlen=BATCHES_KEPT)
 
-    def read(self, store: StateStoreReader) -> dict[str, Any]:
-        """Return it as it is now. The store may be another one than in the last call."""
+    def read(self, store: StateStoreReader, unread: int) -> dict[str, Any]:
+        """Return it as it is now, with so many records unread. The store may be another one than in the last call."""
         with self._lock:
             if store is not self._store:
                 self._store = store
@@ -57,8 +57,9 @@ class AppOperations:
                     self._batches.pop()  # its commit is known now
                 self._batches.append(_drawn(one))
             points = list(_points(list(self._batches)))
+        load = batch_load(store.batches(self._app, limit=RECENT_BATCHES))
         return {
-            "load": batch_load(store.batches(self._app, limit=RECENT_BATCHES)).to_dict(),
+            "load": {**load.to_dict(), "catch_up": load.catch_up(unread)._asdict()},
             "batches": points,
             "dead_letters": _dead_letters(store),
             "versions": list(self._versions(store)),

@@ -128,12 +128,9 @@ class StateStoreReader(ViewReader):
         def description(db: Database) -> Any:
             if not self._has_table(db, "_descriptions"):
                 return None  # no job has opened the store since there are descriptions
-            return db.execute(
-                "SELECT value FROM _descriptions WHERE app = ? AND name = ?", (app, name)
-            ).fetchone()
+            return stored_description(db, app, name)
 
-        row = self._read(description)
-        return None if row is None else json.loads(row[0])
+        return self._read(description)
 
     def last_batch_id(self, app: str, job: str | None = None) -> int | None:
         """Return the last batch that was committed; None before the first."""
@@ -341,6 +338,14 @@ def seq_next(db: Database, view: str) -> int:
 def to_json(value: Any) -> str:
     """Return the text in which the store keeps plain values."""
     return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def stored_description(db: Database, app: str, name: str) -> Any:
+    """Return a description of an app; None if there is none."""
+    row = db.execute(
+        "SELECT value FROM _descriptions WHERE app = ? AND name = ?", (app, name)
+    ).fetchone()
+    return None if row is None else json.loads(row[0])
 
 
 def _job_of(db: Database, view_or_app: str) -> tuple[str | None, str | None]:

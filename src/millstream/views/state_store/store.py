@@ -47,6 +47,7 @@ from millstream.views.state_store.reader import (
     fence_value,
     schema_of,
     seq_next,
+    stored_description,
     to_json,
 )
 
@@ -248,7 +249,7 @@ class StateStore(StateStoreReader):
         def put(db: Database) -> None:
             self._check_not_replaced(db)
             _check_newest(db, start)
-            if _switched_by(db, app) == start.run:
+            if stored_description(db, app, SWITCHED_BY) == start.run:
                 return  # the connection broke after the commit
             stored = stored_program(db, app, job)
             divided = None if stored is None else stored.partitioning
@@ -449,17 +450,14 @@ class StateStore(StateStoreReader):
     def put_first_description(self, app: str, name: str, value: Any) -> Any:
         """Store a description unless there is one, and return that which is there: of several callers the first's."""
 
-        def put(db: Database) -> str:
+        def put(db: Database) -> Any:
             db.execute(
                 "INSERT INTO _descriptions VALUES (?, ?, ?) ON CONFLICT (app, name) DO NOTHING",
                 (app, name, to_json(value)),
             )
-            (text,) = db.execute(
-                "SELECT value FROM _descriptions WHERE app = ? AND name = ?", (app, name)
-            ).fetchone()
-            return str(text)
+            return stored_description(db, app, name)
 
-        return json.loads(self._write(put))
+        return self._write(put)
 
     def is_next(self, fence: Fence) -> bool:
         """Return whether this batch is the next to be committed; False if it is committed already.
@@ -543,14 +541,6 @@ def _add_record(db: Database, fence: Fence, record: Mapping[str, Any]) -> None:
         "DELETE FROM _batches WHERE app = ? AND job = ? AND batch_id <= ?",
         (*job, fence.batch_id - BATCHES_KEPT),
     )
-
-
-def _switched_by(db: Database, app: str) -> int | None:
-    """Return the run that has switched last; None if none has."""
-    row = db.execute(
-        "SELECT value FROM _descriptions WHERE app = ? AND name = ?", (app, SWITCHED_BY)
-    ).fetchone()
-    return None if row is None else int(json.loads(row[0]))
 
 
 def _put_description(db: Database, app: str, name: str, value: Any) -> None:

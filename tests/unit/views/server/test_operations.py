@@ -88,10 +88,10 @@ def test_batches_that_are_gone_are_not_shown_any_more(ads):
     shown = operations.AppOperations("ads", ads.app.folder)
     ads.commit(row(0))
     ads.commit(row(1))
-    assert len(shown.read(ads.state_store)["batches"]) == 2
+    assert len(shown.read(ads.state_store, unread=0)["batches"]) == 2
     with closing(sqlite3.connect(ads.app.folder / "views.db")) as db, db:
         db.execute("DELETE FROM _batches WHERE batch_id > 0")
-    assert [one["last_batch_id"] for one in shown.read(ads.state_store)["batches"]] == [0]
+    assert [one["last_batch_id"] for one in shown.read(ads.state_store, unread=0)["batches"]] == [0]
 
 
 def test_requests_at_a_time_are_served_one_after_the_other(ads):

@@ -21,7 +21,7 @@ export function findings(status, load) {
   if (load.arriving_per_s !== null) {
     const rate = (value) => measured(Math.round(value));
     out.push(`${rate(load.arriving_per_s)} records a second arrive, and it reads ${rate(load.read_per_s)}; it is at work ${percent(load.busy, 1)} of the time.`);
-    if (status.unread && status.running) out.push(catchUp(status, load));
+    if (status.unread && status.running) out.push(catchUp(load));
   }
   const most = (entries) => entries.reduce((best, one) => (one[1] > best[1] ? one : best), ["", 0]);
   const sum = (entries) => entries.reduce((total, one) => total + one[1], 0);
@@ -38,13 +38,8 @@ export function findings(status, load) {
   return out;
 }
 
-// As BatchLoad.catch_up of the server.
-function catchUp(status, load) {
-  const { per_s, records, limited, shortest_s } = load.capacity;
-  const known = (seconds) => `At the rate of its fullest batches it catches up in ${duration(Math.max(1, seconds))}.`;
-  if (status.unread <= records) return known(shortest_s + status.unread / per_s);
-  if (!limited || load.batches < 5) return `When it catches up is not known yet: no batch had more than ${count(records)} records, and the next one will have more.`;
-  const spare = per_s - load.usually_arriving_per_s;
-  if (spare > 0) return known(status.unread / spare);
+function catchUp({ catch_up: { seconds, never }, capacity }) {
+  if (seconds !== null) return `At the rate of its fullest batches it catches up in ${duration(Math.max(1, seconds))}.`;
+  if (!never) return `When it catches up is not known yet: no batch had more than ${count(capacity.records)} records, and the next one will have more.`;
   return "At the rate of its fullest batches it never catches up: more arrives than it can process. Give it more cores or partitions (millstream rescale), or make the slowest step cheaper.";
 }
