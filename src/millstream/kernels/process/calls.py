@@ -96,7 +96,7 @@ class KeyCalls:
         """Make the calls of a key whose state is loaded; ``rows`` are the numbers of its rows, in their order."""
         call = self.call
         call.key, call.key_hash, call.now_us = MappingProxyType(key), key_hash, now_us
-        call.tie, self.at_once = self._timer_tie, 0
+        call.tie = self._timer_tie
         self._processing_timers()
         timers, times = call.timers, self.rows.times_us
         for number in rows:
@@ -107,9 +107,7 @@ class KeyCalls:
                 self._timer(until_us)
             self._row(number)
         self._due_timers()
-        while (
-            self._processing_timers()
-        ):  # which may set timers for times that the watermark has passed
+        while self._processing_timers():  # these may set timers that are due
             self._due_timers()
 
     def _due_timers(self) -> None:

@@ -12,7 +12,6 @@ import millstream as ms
 from millstream import testing
 from millstream.errors import UserCodeError
 from millstream.kernels.process import calls
-from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.rescale import rescale_operator
 
 TEXT = {"what": pl.String}

@@ -95,6 +95,16 @@ def test_a_timer_that_a_clock_sets_for_a_time_that_the_watermark_has_passed_is_n
     ]
 
 
+def test_nor_is_one_that_is_set_by_a_clock_that_a_row_has_set():
+    run = script("event")
+    rows = as_table({"x": [(1, "clock", 0)]})
+    assert said(run.batch(rows, 60 * SECOND, wall_ms=1))[1:] == [
+        "x: clock 0 at 1",
+        "x: timer 3 at 3",
+    ]
+    assert stored_keys(run) == 1
+
+
 def test_a_timer_that_is_set_again_when_its_time_has_passed_comes_once():
     run = script(order="arrival")
     run.batch(as_table({"x": [(1, "event", 5)]}), 3 * SECOND)
@@ -242,7 +252,7 @@ def test_zeros_of_both_signs_and_all_nans_are_one_key_each():
 
     made = stream.process(Counts(), by="x", schema={"key": pl.String, "count": pl.Int64})
     made.view("made", key="key")
-    values = [0.0, -0.0, float("nan"), -float("nan"), 0.0]
+    values = [-0.0, 0.0, float("nan"), -float("nan"), 0.0]
     rows = [{"at": at(1 + n), "x": value} for n, value in enumerate(values)]
     end = testing.Watermark("t", at=at(60))
     for batches in (1, 6):
