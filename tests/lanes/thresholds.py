@@ -71,7 +71,7 @@ LOWERED: dict[str, dict[str, float]] = {
     "kernels.dedup.kept_ids": {"_SLOTS": 2, "_SLOT_US_MIN": 1},
     "kernels.state.timers": {"_SLOTS_PER_WAIT": 2, "_SLOT_US_MIN": 1},
     "kernels.dedup.signed_dedup": {"_SLOTS": 2, "_SLOT_US_MIN": 1},
-    "kernels.windows.signed_count_windows": {"_SLOTS_PER_LATENESS": 1, "_SLOT_US_MIN": 1},
+    "kernels.final_rows": {"_SLOTS_PER_LATENESS": 1, "_SLOT_US_MIN": 1},
     "kernels.sessions.batch": {"_SLOT_CLOCK_MS": 1},
     "kernels.sessions.config": {"_SLOTS_PER_GAP": 1},
     "kernels.windows.sliding_windows": {"_SLOTS_PER_SIZE": 1},
