@@ -55,10 +55,11 @@ def deploy_and_die(folder: Path, partitions: int, number: int) -> None:
         setattr(os, name, steps.before(getattr(os, name)))
     SqliteStateStore._write = steps.before(SqliteStateStore._write)  # type: ignore[method-assign]
 
-    def armed(self: Deployment) -> None:
+    def armed(self: Deployment) -> int:
         steps.armed = True
-        switch(self)
+        run = switch(self)
         steps.take()  # behind the last one
+        return run
 
     Deployment.switch = armed  # type: ignore[method-assign]
     deploy(app)

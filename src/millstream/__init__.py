@@ -31,6 +31,9 @@ _MODULES: dict[str, str] = {
         ),
         "millstream.kernels.aggregates.user_defined": "UserAggregate",
         "millstream.kernels.dedup.bloom_loss": "expected_loss",
+        "millstream.kernels.process.context": "ProcessContext",
+        "millstream.kernels.process.declarations": "list_state map_state value_state",
+        "millstream.kernels.process.function": "ProcessFunction",
         "millstream.lookups.http_lookup": "http_lookup",
         "millstream.lookups.sql_lookup": "sql_lookup",
         "millstream.pipeline.aggregates": (
@@ -97,6 +100,11 @@ if TYPE_CHECKING:
     from millstream.errors import VersionConflictError as VersionConflictError
     from millstream.kernels.aggregates.user_defined import UserAggregate as UserAggregate
     from millstream.kernels.dedup.bloom_loss import expected_loss as expected_loss
+    from millstream.kernels.process.context import ProcessContext as ProcessContext
+    from millstream.kernels.process.declarations import list_state as list_state
+    from millstream.kernels.process.declarations import map_state as map_state
+    from millstream.kernels.process.declarations import value_state as value_state
+    from millstream.kernels.process.function import ProcessFunction as ProcessFunction
     from millstream.lookups.http_lookup import http_lookup as http_lookup
     from millstream.lookups.sql_lookup import sql_lookup as sql_lookup
     from millstream.pipeline.aggregates import *  # noqa: F403

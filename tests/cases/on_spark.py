@@ -1,6 +1,6 @@
 """Which of the cases run on Spark in many batchings; the others without running time run there once."""
 
-from cases import dedup, panes, patterns, sessions, time, windows
+from cases import dedup, panes, patterns, process, sessions, time, windows
 
 ON_SPARK = (
     *("A4", "A7", "B1", "B2", "C2", "C3", "C4", "D1"),
@@ -13,4 +13,5 @@ WITHOUT_RUNNING_TIME = [
     *panes.CASES,
     *dedup.CASES,
     *patterns.CASES,
+    *process.CASES,
 ]

@@ -1,7 +1,7 @@
 """The cases of the semantics, in process: one answer in any batches and in 1, 4 and 7 partitions."""
 
 import pytest
-from cases import dedup, joins, panes, patterns, sessions, tables, time, trends, windows
+from cases import dedup, joins, panes, patterns, process, sessions, tables, time, trends, windows
 from cases.case import EVERY, PARTITIONS, run, trials_of
 from truncated_hashes import not_when_cut
 
@@ -18,6 +18,7 @@ GROUPS = {
     "checked dedup": dedup.CHECKED,
     "joins": joins.CASES,
     "patterns": patterns.CASES,
+    "process functions": process.CASES,
 }
 FILTERED = pytest.param("dedup", marks=not_when_cut("filters go by hashes alone"))
 BATCHINGS = [

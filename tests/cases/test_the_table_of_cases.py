@@ -14,6 +14,7 @@ TABLE = ROOT / "docs" / "semantics-cases.md"
 COUNTS = {"A": 7, "B": 4, "C": 6, "D": 6, "E": 15, "F": 4, "G": 6, "H": 7}
 JOINS = ("I1", "I2", "I3", "J1", "J2", "J3", "J4", "J5", "J6", "K1", "K2", "K3", "K4")
 TRENDS = ("P1", "P2", "P3", "P4", "P5", "P6", "P7")
+FUNCTIONS = ("Q1", "Q2")
 SEQUENCES = ("S1", "S2", "S3", "S4", "S5")
 OF_TABLES = {case.id for case in tables.CASES} - {"I"}
 OF_JOINS = {case.id for case in joins.CASES} - {"I"}  # modes of join, which are no case
@@ -23,14 +24,14 @@ DECLARED = {case.id for case in (*WITHOUT_RUNNING_TIME, *panes.BOOK)} | OF_TABLE
 def table() -> dict[str, tuple[str, str]]:
     """Read, for each case, the tests and what is said of Spark."""
     text = TABLE.read_text("utf-8")
-    rows = re.findall(r"^\| ([A-KPS]\d+) \|[^|]*\| ([^|]*) \| ([^|]*) \|$", text, re.MULTILINE)
+    rows = re.findall(r"^\| ([A-KPQS]\d+) \|[^|]*\| ([^|]*) \| ([^|]*) \|$", text, re.MULTILINE)
     assert len(rows) == len({case for case, *_ in rows})
     return {case: (tests, spark) for case, tests, spark in rows}
 
 
 def test_every_case_is_in_the_table() -> None:
     wanted = [f"{letter}{n + 1}" for letter, count in COUNTS.items() for n in range(count)]
-    assert [*table()] == [*wanted, *JOINS, *TRENDS, *SEQUENCES]
+    assert [*table()] == [*wanted, *JOINS, *TRENDS, *SEQUENCES, *FUNCTIONS]
     assert {*wanted, *JOINS} >= OF_TABLES | OF_JOINS
 
 

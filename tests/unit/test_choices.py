@@ -16,6 +16,11 @@ from millstream.client.log import EventLog
 from millstream.errors import ConfigError
 from millstream.pipeline.stream import Stream, Windowed
 
+
+class Nothing(ms.ProcessFunction):
+    def on_row(self, context, row): ...
+
+
 SCHEMA = {"id": str, "n": int, "at": datetime, "tags": list[str]}
 DECIDER = ms.Decider(initial=int, decide=lambda _command, _state: [], evolve=lambda s, _event: s)
 
@@ -94,6 +99,12 @@ WRONG = {
     ),
     ("Stream.explode", "on_error", "stopp", "stop"): declared(
         lambda word: stream().explode("tags", on_error=word)
+    ),
+    ("Stream.process", "order", "arrivals", "arrival"): declared(
+        lambda word: stream().process(Nothing(), by="id", schema={"id": str}, order=word)
+    ),
+    ("Stream.process", "on_error", "stopp", "stop"): declared(
+        lambda word: stream().process(Nothing(), by="id", schema={"id": str}, on_error=word)
     ),
     ("Stream.table", "order", "offsets", "offset"): declared(
         lambda word: stream().table("id", order=word)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from millstream.cli.deploy import records_per_second_option, shown_batches
-from millstream.cli.plan import edited_app, edited_app_options
+from millstream.cli.plan import edited_app, edited_app_options, from_option
 from millstream.cli.tables import TableColumn, json_option, pluralize, print_table
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ EXIT_DIFFERENT = 3
     help="How many rows that differ to show of each view.",
 )
 @records_per_second_option
+@from_option
 @click.option(
     "--gone-ok", is_flag=True, help="Compare although the log no longer holds all records."
 )
@@ -53,6 +54,7 @@ def compare(
     conditions: tuple[str, ...],
     sample: int,
     records_per_second: int | None,
+    starts: tuple[str, ...],
     gone_ok: bool,
     as_json: bool,
 ) -> None:
@@ -71,13 +73,20 @@ def compare(
       millstream compare app.py --fail-if "changed > 1%" --fail-if "removed > 0" && millstream deploy app.py --stop
     """
     from millstream.ops.compare import compare as work
+    from millstream.ops.replay_start import ReplayStart
     from millstream.ops.view_difference import Threshold
 
+    start = ReplayStart.parse(starts)
     thresholds = [Threshold.parse(text) for text in conditions]
     app = edited_app(file, name, address)
     with shown_batches(as_json=as_json, records_per_second=records_per_second) as on_batch:
         found = work(
-            app, on_batch, same_expressions=same_expressions, gone_ok=gone_ok, sample_rows=sample
+            app,
+            on_batch,
+            same_expressions=same_expressions,
+            gone_ok=gone_ok,
+            start=start,
+            sample_rows=sample,
         )
     failing = found.failing(thresholds)
     if as_json:

@@ -15,6 +15,7 @@ from millstream.cli.plan import (
     Command,
     edited_app,
     edited_app_options,
+    from_option,
     kept_sentence,
     print_plan,
 )
@@ -66,10 +67,11 @@ def switch_options(command: Command) -> Command:
 @click.command()
 @edited_app_options
 @switch_options
+@from_option
 @click.option(
     "--gone-ok",
     is_flag=True,
-    help="Rebuild although the log no longer holds all records: what is rebuilt lacks them, and says so.",
+    help="Rebuild although the log no longer holds all records, or is compacted: what is rebuilt lacks them, and says so.",
 )
 @json_option
 @click.pass_context
@@ -84,6 +86,7 @@ def deploy(
     timeout: str,
     records_per_second: int | None,
     keep: str,
+    starts: tuple[str, ...],
     gone_ok: bool,
     as_json: bool,
 ) -> None:
@@ -101,13 +104,23 @@ def deploy(
       millstream deploy app.py
       millstream deploy app.py --stop && millstream run app.py
       millstream deploy app.py --records-per-second 20000
+      millstream deploy app.py --from 2026-11-01
     """
     from millstream.ops.deploy import deploy as work
+    from millstream.ops.replay_start import ReplayStart
 
+    start = ReplayStart.parse(starts)
     app = edited_app(file, name, address)
 
     def attempt(on_batch: OnBatch) -> DeployResult:
-        return work(app, on_batch, same_expressions=same_expressions, gone_ok=gone_ok, keep=keep)
+        return work(
+            app,
+            on_batch,
+            same_expressions=same_expressions,
+            gone_ok=gone_ok,
+            start=start,
+            keep=keep,
+        )
 
     stopped = timeout if stop else None
     complete(context, app, attempt, stopped, as_json=as_json, per_second=records_per_second)
@@ -139,13 +152,23 @@ def complete(
 def _report(app: App, done: DeployResult, *, as_json: bool) -> None:
     if as_json:
         until = None if done.kept_until is None else done.kept_until.isoformat()
-        values = {"records": done.records, "switched": done.switched, "kept_until": until}
-        print_json({"app": app.name, **values, "plan": done.plan.to_dict()})
+        values = {
+            "app": app.name,
+            "records": done.records,
+            "switched": done.switched,
+            "kept_until": until,
+            "topics": {topic: list(offsets) for topic, offsets in done.topics.items()},
+            "plan": done.plan.to_dict(),
+        }
+        print_json(values)
         return
     print_plan(done.plan, advice=False)
     read = f"read {pluralize(done.records, 'record')}"
     if done.switched:
         click.echo(f"{app.name} is deployed ({read}). Its next run goes on with it.")
+        for topic, offsets in done.topics.items():
+            shown = ", ".join(f"{topic}/{number}/{offset}" for number, offset in enumerate(offsets))
+            click.echo(f"The topic {topic!r} has records of it from {shown} on.")
         if done.kept_until is not None:
             click.echo(kept_sentence(done.kept_until))
     else:

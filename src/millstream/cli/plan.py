@@ -47,6 +47,16 @@ def edited_app_options(command: Command) -> Command:
     return command
 
 
+from_option = click.option(
+    "--from",
+    "starts",
+    metavar="TIME|TOPIC/PARTITION/OFFSET",
+    multiple=True,
+    help="Where in the log to begin, instead of at its start: the first record of a time or later, by its timestamp; "
+    "or an offset of each partition that is named. What is rebuilt lacks what is before, and says so.",
+)
+
+
 def edited_app(file: str, name: str | None, address: Path | str | None) -> App:
     """Load the app of a file, over the log at an address if one is given."""
     path, name = split_file(file, name)
@@ -58,6 +68,7 @@ def edited_app(file: str, name: str | None, address: Path | str | None) -> App:
 
 @click.command()
 @edited_app_options
+@from_option
 @json_option
 @click.pass_context
 def plan(
@@ -67,6 +78,7 @@ def plan(
     *,
     address: Path | str | None,
     same_expressions: bool,
+    starts: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Show what the app in FILE, as it is now, would do to the state that it has.
@@ -76,7 +88,8 @@ def plan(
     the app may run meanwhile.
 
     The exit code is 0 if everything keeps, 3 if something is rebuilt or dropped, 4 if it is
-    refused, and 5 if a rebuild needs records that the log no longer holds; 1 and 2 are errors.
+    refused, and 5 if a rebuild needs records that the log no longer holds, or that compaction may have removed;
+    1 and 2 are errors.
 
     \b
     Examples:
@@ -85,9 +98,11 @@ def plan(
       millstream plan app_folder.py:billing && millstream run app_folder.py:billing
     """
     from millstream.ops.plan import plan_change
+    from millstream.ops.replay_start import ReplayStart
 
+    start = ReplayStart.parse(starts)
     app = edited_app(file, name, address)
-    found = plan_change(app, same_expressions=same_expressions)
+    found = plan_change(app, same_expressions=same_expressions, start=start)
     if as_json:
         print_json(found.to_dict())
     else:
@@ -162,4 +177,8 @@ def _read_again(plan: ChangePlan) -> list[str]:
         sentences.append(
             f"The log no longer holds {pluralize(plan.gone, 'record')} before these: what is rebuilt lacks them."
         )
+    sentences += [
+        f"The topic {topic!r} is compacted: what is rebuilt lacks the records that compaction has removed."
+        for topic in sorted({topic for topics in plan.compacted.values() for topic in topics})
+    ]
     return sentences

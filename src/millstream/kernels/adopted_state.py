@@ -8,7 +8,7 @@ key by key, and no run of state is read or written.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +23,12 @@ Manifests = Mapping[tuple[int, int], bytes]
 class StatePart:
     """Some manifests, and which of their steps are wanted: the key in the new program → the key in these.
 
-    ``rename`` gives the new names of their runs.
+    ``moved`` says what runs are called now: an entry of a manifest for an entry.
     """
 
     manifests: Manifests
     keys: Mapping[str, str]
-    rename: Callable[[str], str] = str
+    moved: Callable[[Sequence[Any]], list[Any]] = list
 
     def message(self, depth: int, bucket: int, key: str) -> dict[str, Any] | None:
         """Return what a step has in a bucket; None if it has had no batch, or is not of this part."""
@@ -38,11 +38,29 @@ class StatePart:
         message: dict[str, Any] | None = json.loads(stored).get(self.keys[key])
         if message is None:
             return None
-        runs = {
-            family: [[self.rename(name), *rest] for name, *rest in entries]
-            for family, entries in message["runs"].items()
-        }
-        return {**message, "runs": runs}
+        return _with_runs(message, self.moved)
+
+
+def move_manifests(
+    manifests: Manifests, moved: Callable[[Sequence[Any]], list[Any]]
+) -> dict[tuple[int, int], bytes]:
+    """Return manifests whose runs are called otherwise: see :class:`StatePart`."""
+    return {
+        at: json.dumps(
+            {key: _with_runs(message, moved) for key, message in json.loads(manifest).items()},
+            separators=(",", ":"),
+        ).encode()
+        for at, manifest in manifests.items()
+    }
+
+
+def _with_runs(
+    message: dict[str, Any], moved: Callable[[Sequence[Any]], list[Any]]
+) -> dict[str, Any]:
+    runs = {
+        family: [moved(entry) for entry in entries] for family, entries in message["runs"].items()
+    }
+    return {**message, "runs": runs}
 
 
 def combine_state(

@@ -97,7 +97,7 @@ class OperatorResult:
     which exit the events that came in left (see ``LEDGER_EXITS``), and must add up to them.
     ``gauges`` are numbers to report besides the ledger, the largest over all buckets each;
     ``late_by_us`` is the most by which a late event missed, where that is known. ``failed`` are rows that
-    become dead letters.
+    become dead letters, those of other columns apart.
     """
 
     rows: pl.DataFrame | None = None
@@ -105,7 +105,7 @@ class OperatorResult:
     counts: Counter[str] = field(default_factory=Counter)
     gauges: dict[str, float] = field(default_factory=dict)
     late_by_us: int = 0
-    failed: FailedRows | None = None
+    failed: tuple[FailedRows, ...] = ()
 
 
 class Operator(Protocol):

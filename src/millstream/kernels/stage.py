@@ -251,8 +251,8 @@ class OperatorRun:
 
     def _letters(self, result: OperatorResult) -> Iterator[FrameRow]:
         """Yield the rows on which the operator itself failed, as dead letters."""
-        if result.failed is not None:
-            letters = DeadLetterCollector([result.failed]).drain_rows(self.topics)
+        if result.failed:
+            letters = DeadLetterCollector([*result.failed]).drain_rows(self.topics)
             yield from self.ledger.frames(PORT_DEAD_LETTERS, self.bucket, pl.concat(letters))
 
     def _time_messages(

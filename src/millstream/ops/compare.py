@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.ops.deploy import Deployment, prepare
 from millstream.ops.plan import ChangePlan, plan_change
+from millstream.ops.replay_start import ReplayStart
 from millstream.ops.view_difference import Threshold, ViewDifference, compare_rows
 from millstream.views.query import Query
 from millstream.views.runs.control_files import hold_deployment
@@ -64,6 +65,7 @@ def compare(
     *,
     same_expressions: bool = False,
     gone_ok: bool = False,
+    start: ReplayStart | None = None,
     sample_rows: int = 5,
     rows_per_batch: int = 100_000,
 ) -> Comparison:
@@ -77,7 +79,7 @@ def compare(
         ConflictError: a deployment or another comparison is at work.
     """
     with hold_deployment(app.folder):
-        plan = plan_change(app, same_expressions=same_expressions)
+        plan = plan_change(app, same_expressions=same_expressions, start=start)
         deployment = prepare(app, plan, same_expressions=same_expressions, gone_ok=gone_ok)
         if deployment is None:
             return Comparison(app.name, plan)

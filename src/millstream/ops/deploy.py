@@ -15,7 +15,7 @@ since (`ops/rollback.py`). ``next/`` is removed after that; a crash before leave
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -29,21 +29,24 @@ from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
 from millstream.kernels.adopted_state import StatePart, combine_state
 from millstream.kernels.definition import canonical_text
-from millstream.kernels.plan import ForeachSinkSpec, JobPlan, ViewSinkSpec
-from millstream.object_store.address import is_url
+from millstream.kernels.plan import ForeachSinkSpec, JobPlan, TopicSinkSpec, ViewSinkSpec
+from millstream.object_store.address import state_url
+from millstream.object_store.place import StatePlace
 from millstream.ops.plan import ChangePlan, buckets_of_state, plan_change
 from millstream.ops.previous_version import (
     BEGUN_FROM,
+    KeptCoverage,
     PreviousVersion,
     has_lost_records,
     has_read_past,
     keep_previous,
-    link_runs,
-    program_digest,
+    put_runs,
 )
+from millstream.ops.replay_start import ReplayStart, Starts
 from millstream.pipeline.compiler import compile_plan
 from millstream.pipeline.graph import Output
-from millstream.views.commit.committer import DEAD_LETTERS_VIEW, view_schemas
+from millstream.spark.state_place import begin_at_place, load_or_create_place
+from millstream.views.commit.committer import DEAD_LETTERS_VIEW, BatchCommitter, view_schemas
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.coverage import (
     STATE_STORE_VIEW,
@@ -52,6 +55,7 @@ from millstream.views.coverage import (
     OutputCoverage,
     OutputSink,
     initial_coverage,
+    topic_label,
 )
 from millstream.views.position import SOURCE_OFFSET
 from millstream.views.runs.control_files import (
@@ -70,8 +74,13 @@ from millstream.views.runs.version_folders import (
 from millstream.views.schema import JOB
 from millstream.views.sink import RunStart
 from millstream.views.state_store.program import StoredProgram
+from millstream.views.state_store.program_change import (
+    ProgramOutputs,
+    ProgramState,
+    compare_programs,
+)
 from millstream.views.state_store.program_paths import ProgramPaths
-from millstream.views.state_store.program_switch import ProgramSwitch, RebuiltView
+from millstream.views.state_store.program_switch import SWITCHED_BY, ProgramSwitch, RebuiltView
 from millstream.views.state_store.program_tables import RunProgram
 from millstream.views.state_store.store import StateStore
 from millstream.views.store_location import STATE_STORE_FILE, open_state_store, state_store_exists
@@ -81,6 +90,9 @@ if TYPE_CHECKING:
     from millstream.spark.local_run import LocalProgress
 
 _KEEP_MAX = timedelta(days=36525)
+_STARTS = "starts"
+"""The description of what is computed that says where it was asked to begin."""
+
 KEEP = "7 days"
 """How long the version before is kept, by default."""
 
@@ -119,7 +131,8 @@ class DeployResult:
 
     ``switched``: the app's next run goes on with the new program. Otherwise the app was running: stop it, and
     deploy again, which reads what it has read since. ``records`` were read by this deployment. ``kept_until``: how
-    long the version before is kept to go back to; None if there is none.
+    long the version before is kept to go back to; None if there is none. ``topics`` are the topics whose records are of
+    the new program from an offset of each partition on, if they differ from those before.
     """
 
     app: str
@@ -127,6 +140,7 @@ class DeployResult:
     records: int
     switched: bool
     kept_until: datetime | None = None
+    topics: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def deploy(
@@ -135,6 +149,7 @@ def deploy(
     *,
     same_expressions: bool = False,
     gone_ok: bool = False,
+    start: ReplayStart | None = None,
     rows_per_batch: int = 100_000,
     keep: Duration = KEEP,
     clock: Callable[[], datetime] = utc_now,
@@ -145,6 +160,7 @@ def deploy(
         on_batch: Called after every batch that was computed; if it raises, the deployment stops and can be resumed.
         same_expressions: As in :meth:`millstream.App.run`.
         gone_ok: Rebuild although the log no longer holds all records; what is rebuilt lacks them, and says so.
+        start: Where in the log to begin, by default at its start; what is rebuilt lacks what is before, and says so.
         rows_per_batch: The most records that are in memory at once.
         keep: How long the version before is kept, so that :func:`millstream.ops.rollback.rollback` goes back to it.
         clock: What time it is.
@@ -157,7 +173,7 @@ def deploy(
     keeping = Keeping.of(keep, clock)
     with hold_deployment(app.folder):
         settle(app, clock())
-        plan = plan_change(app, same_expressions=same_expressions)
+        plan = plan_change(app, same_expressions=same_expressions, start=start)
         deployment = prepare(app, plan, same_expressions=same_expressions, gone_ok=gone_ok)
         if deployment is None:
             remove_version(app.folder, NEXT_FOLDER)
@@ -169,7 +185,8 @@ def settle(app: App, now: datetime) -> None:
     """Complete what an interrupted deployment has left of the version before, and drop it if its time has run out."""
     if state_store_exists(app.state_store):
         with open_state_store(app.state_store, readonly=True) as store:
-            settle_previous(app.folder, program_digest(store.program(app.name, JOB)))
+            switched_by = store.description(app.name, SWITCHED_BY)
+        settle_previous(app.folder, switched_by)
     drop_expired(app.folder, now)
 
 
@@ -207,15 +224,16 @@ def _check_possible(app: App, plan: ChangePlan, *, gone_ok: bool) -> None:
             f"{app.name} cannot take the place of what has run: {'; '.join(refused)}. Undo that, or give the app "
             "another name."
         )
-    if plan.verdict == "rebuilds" and plan.gone and not gone_ok:
+    if plan.lacks_records and not gone_ok:
+        topics = sorted({topic for topics in plan.compacted.values() for topic in topics})
+        lost = [f"The log no longer holds {plan.gone:,} records that {app.name} has read before"]
+        lost = [
+            *(lost if plan.gone else []),
+            *(f"The topic {one!r} is compacted" for one in topics),
+        ]
         raise ConfigError(
-            f"The log no longer holds {plan.gone:,} records that {app.name} has read before: what is rebuilt would lack "
-            "them. Confirm it by --gone-ok, or undo the change."
-        )
-    if is_url(app.state) and plan.verdict == "rebuilds":
-        raise ConfigError(
-            f"The runs of state of {app.name} are in an object store, into which a deployment cannot put any. Give the "
-            "app another name to build its state again."
+            f"{'. '.join(lost)}: what is rebuilt would lack the records that are gone. Confirm it by --gone-ok, or "
+            "undo the change."
         )
 
 
@@ -281,11 +299,27 @@ class Deployment:
         records = self.compute(on_batch, rows_per_batch)
         switched = not active_runs(self.app.folder)
         if switched:
-            self.switch()
-            settle_previous(self.app.folder, program_digest(self.program))
+            settle_previous(self.app.folder, self.switch())
             remove_version(self.app.folder, NEXT_FOLDER)
         until = kept_until(self.app.folder)
-        return DeployResult(self.app.name, self.change, records, switched, until)
+        topics = self._changed_topics() if switched else {}
+        return DeployResult(self.app.name, self.change, records, switched, until, topics)
+
+    def _changed_topics(self) -> dict[str, tuple[int, ...]]:
+        """Return the topics that have records of the new program from here on, and the offsets of that."""
+        assert self.change.boundary is not None, "without a batch nothing is deployed"
+        next_batch_id, labels = self.change.boundary.batch_id, {}
+        for sink in self.plan.sinks:
+            if isinstance(sink.spec, TopicSinkSpec):
+                labels[sink.name, topic_label(sink.spec.topic)] = sink.spec.topic
+        with open_state_store(self.app.state_store, readonly=True) as store:
+            outputs = store.outputs(self.app.name, JOB)
+        spans = {topic: outputs[output].spans[-1] for output, topic in labels.items()}
+        return {
+            topic: span.first_offsets
+            for topic, span in spans.items()
+            if span.since is not None and span.since.batch_id == next_batch_id
+        }
 
     def compute(
         self,
@@ -315,11 +349,16 @@ class Deployment:
                 on_batch(progress)
 
         run = LocalRun(part, self.app.log, self.folder, self._store, rows_per_batch)
-        if not self._store.exists():
-            begun = PreviousVersion(self.app.name, self.app.folder).begin(run, part, ends)
-            if self.back and not begun:
-                raise _cannot_go_back(self.app)
-        run.run(ends, count, partitioning=dict(self.stored.partitioning))
+        starts = self.change.starts
+        if not self._store.exists() and starts is not None:
+            with open_state_store(self._store) as store:
+                store.put_description(self.app.name, _STARTS, _as_lists(starts))
+        elif not self._store.exists():
+            previous = PreviousVersion(self.app.name, self.app.folder)
+            refusal = previous.begin(run, part, ends, partial_ok=self.back)
+            if self.back and refusal is not None:
+                raise _cannot_go_back(self.app, refusal)
+        run.run(ends, count, starts=starts, partitioning=dict(self.stored.partitioning))
         return sum(read)
 
     def rows(self, view: str) -> pl.DataFrame:
@@ -327,41 +366,59 @@ class Deployment:
         with open_state_store(self._store, readonly=True) as store:
             return store.scan(view)
 
-    def switch(self) -> None:
-        """Let the new program take the place of the one before. The app is stopped."""
+    def switch(self) -> int:
+        """Let the new program take the place of the one before. The app is stopped. Return the run that did it."""
         with (
             open_committer(self.plan, self.app.state_store, self.app.log) as committer,
             hold_run_lock(
                 self.app.folder, committer.state_store.newest_run(self.app.name, JOB) + 1
             ),
         ):
+            place = load_or_create_place(
+                self.app.name, committer.state_store, state_url(self.app.state), self.app.folder
+            )
             checkpoint_id = committer.state_store.checkpoint_id(self.app.name, JOB)
             assert checkpoint_id is not None, "it has committed batches"
             committer.switch_program(
                 JOB,
                 checkpoint_id,
-                lambda start, beginning: self._switch(committer.state_store, start, beginning),
+                lambda start, beginning: self._switch(committer, place, start, beginning),
                 partitioning=self.stored.partitioning,
                 same_expressions=self.same_expressions,
             )
+            return committer.run
 
-    def _switch(self, live: StateStore, start: RunStart, beginning: RunProgram) -> ProgramSwitch:
-        there = {schema.name for schema in live.views()} - {DEAD_LETTERS_VIEW}
-        declared = {sink.name for sink in self.plan.sinks if sink.spec == ViewSinkSpec()}
-        replaced = sorted(there & self.rebuilt_views | there - declared)
-        if not is_url(self.app.state):  # runs in an object store cannot be kept by links
-            until = self.keeping.until()
-            keep_previous(self.app.folder, live, self.app.name, replaced, beginning, until=until)
+    def _switch(
+        self,
+        committer: BatchCommitter,
+        place: StatePlace | None,
+        start: RunStart,
+        beginning: RunProgram,
+    ) -> ProgramSwitch:
+        live = committer.state_store
+        if place is not None:
+            begin_at_place(place, committer)
+        keep_previous(
+            self.app.folder,
+            live,
+            self.app.name,
+            self._views_to_keep(live, beginning),
+            place=place,
+            run=start.run,
+            at=beginning.at,
+            until=self.keeping.until(),
+        )
         kept = StatePart(live.state_manifests(self.app.name, JOB), self.change.change.kept)
         outputs = self.outputs()
         if not outputs:
             manifests = combine_state(self.plan, kept, StatePart({}, {}))
             return ProgramSwitch(beginning, self.ends, manifests, steps=self.stored.steps)
-        names = _NewNames(start.run)
-        link_runs(self.folder / "runs", self.app.folder / "runs", names)
         with open_state_store(self._store, readonly=True) as store:
             keys = _keys_in_part(self.program, self._part(outputs))
-            rebuilt = StatePart(store.state_manifests(self.app.name, JOB), keys, names)
+            computed = store.state_manifests(self.app.name, JOB)
+            target = self.app.folder / "runs" if place is None else place
+            moved = put_runs(self.folder / "runs", computed, target, start.run)
+            rebuilt = StatePart(computed, keys, moved)
             schemas = [one for one in view_schemas(self.plan) if one.name in self.rebuilt_views]
             views = [RebuiltView(schema, store.scan(schema.name)) for schema in schemas]
         manifests = combine_state(self.plan, kept, rebuilt)
@@ -370,16 +427,52 @@ class Deployment:
             beginning, self.ends, manifests, views, coverage, steps=self.stored.steps
         )
 
+    def _views_to_keep(self, live: StateStore, beginning: RunProgram) -> list[str]:
+        """Return the views whose rows the new program changes or leaves out, or that going back would rebuild."""
+        stored = live.program(
+            self.app.name, JOB
+        )  # if it is another one by now, the store refuses the switch
+        assert stored is not None, "it has committed batches"
+        there = {one.name: one for one in live.views() if one.name != DEAD_LETTERS_VIEW}
+        schemas = {one.name: one for one in view_schemas(self.plan)}
+        after = ProgramState(
+            beginning.program,
+            ProgramOutputs(beginning.outputs, schemas),
+            BatchBoundary(0, {}, beginning.at),
+        )
+        written = {  # those that were left out before may read steps that are no longer there
+            output: one
+            for output, one in live.outputs(self.app.name, JOB).items()
+            if output[0] in stored.outputs
+        }
+        before = ProgramOutputs(
+            written,
+            {name: one for name, one in there.items() if (name, STATE_STORE_VIEW) in written},
+        )
+        back = compare_programs(after, stored, before, same_expressions=True)
+        rebuilt = {one.name for one in back.parts if one.verdict == "rebuilds"}
+        return sorted(there.keys() & (rebuilt | self.rebuilt_views) | there.keys() - schemas.keys())
+
     def _coverage(self, at: str) -> dict[OutputSink, OutputCoverage]:
-        """Return the coverage of rebuilt views: of all that the log holds."""
+        """Return the coverage of rebuilt views: of all that the log holds, or as that of the version that was kept."""
         starts: dict[str, dict[str, int]] = {}
         for one in self.change.replays:
             starts.setdefault(one.topic, {})[str(one.partition)] = one.start
+        lacks = self.change.gone or self.change.starts is not None
+        since = BatchBoundary(0, starts, at) if lacks else None
         with open_state_store(self._store, readonly=True) as store:
-            has_all = store.description(self.app.name, BEGUN_FROM) is not None
-        since = BatchBoundary(0, starts, at) if self.change.gone and not has_all else None
+            begun = KeptCoverage.from_json(store.description(self.app.name, BEGUN_FROM))
+            has_read = begun is None or store.position(self.app.name) != begun.position
+
+        def spans(view: str) -> tuple[CoverageSpan, ...]:
+            compacted = self.change.compacted.get(f"view {view}", ()) if has_read else ()
+            if begun is None:
+                return (CoverageSpan(since, compacted=compacted),)
+            *before, last = begun.spans[view]
+            return (*before, replace(last, compacted=compacted or last.compacted))
+
         return {
-            (name, label): replace(one, spans=(CoverageSpan(since),))
+            (name, label): replace(one, spans=spans(name))
             for (name, label), one in initial_coverage(self.plan).items()
             if label == STATE_STORE_VIEW and name in self.rebuilt_views
         }
@@ -395,7 +488,8 @@ class Deployment:
     def _remove_other(self, part: JobPlan, ends: Mapping[str, list[int]], log: Reader) -> None:
         """Remove what was computed for another edit, with other buckets, or past the app: it was restored since.
 
-        So is what cannot go on, as the log has lost records behind it; and for a rollback, what was read from the start
+        So is what was read from another place in the log on, a folder without a batch, which may say that it begins with the kept version, and has not begun;
+        what cannot go on, as the log has lost records behind it; and for a rollback, what was read from the start
         of the log.
         """
         if not self._store.exists():
@@ -406,18 +500,24 @@ class Deployment:
             known, read = store.program(self.app.name, JOB), store.position(self.app.name)
             offset = store.status(self.app.name, JOB).get(SOURCE_OFFSET)
             begun_from = store.description(self.app.name, BEGUN_FROM)
+            starts = store.description(self.app.name, _STARTS)
         past = has_read_past(read, ends)
         lost = offset is not None and has_lost_records(log, offset, ends)
         other = known is None or known.to_json() != now.to_json()
-        if other or past or lost or (self.back and begun_from is None):
+        other |= starts != _as_lists(self.change.starts)
+        if offset is None or other or past or lost or (self.back and begun_from is None):
             remove_version(self.app.folder, NEXT_FOLDER)
 
 
-def _cannot_go_back(app: App) -> ConfigError:
+def _as_lists(starts: Starts | None) -> dict[str, list[int]] | None:
+    """Return where a rebuild begins as JSON values."""
+    return None if starts is None else {topic: list(found) for topic, found in starts.items()}
+
+
+def _cannot_go_back(app: App, why: str) -> ConfigError:
     return ConfigError(
-        f"{app.name} cannot go back by what is kept of the version before: the log no longer holds all records that "
-        "were read since, or the app was restored to a time before. Deploy the file instead (millstream deploy), which "
-        "reads what the log holds from its start."
+        f"{app.name} cannot go back by what is kept of the version before: {why}. Deploy the file instead (millstream "
+        "deploy), which reads what the log holds from its start."
     )
 
 
@@ -442,13 +542,3 @@ def _keys_in_part(program: StoredProgram, part: JobPlan) -> dict[str, str]:
     known = {canonical_text(step.description): key for key, step in part.program.steps.items()}
     texts = {key: canonical_text(step["definition"]) for key, step in program.steps.items()}
     return {key: known[text] for key, text in texts.items() if text in known}
-
-
-@dataclass(frozen=True)
-class _NewNames:
-    """Names runs by the run that takes them over, so that no earlier run removes them."""
-
-    run: int
-
-    def __call__(self, name: str) -> str:
-        return f"{self.run}-{name.partition('-')[2]}"

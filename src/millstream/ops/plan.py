@@ -7,7 +7,7 @@ decided in `views/state_store/program_change.py`; here it becomes records to rea
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ from millstream.client.reader import Reader
 from millstream.errors import UnknownTopicError
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.state.keyhash import Buckets
+from millstream.ops.replay_start import ReplayStart, Starts
+from millstream.spark.whole_topics import compacted_topics_of_transactions, is_compacted
 from millstream.views.commit.committer import view_schemas
 from millstream.views.coverage import BatchBoundary, initial_coverage
 from millstream.views.position import TOPIC_IDS
@@ -45,7 +47,8 @@ class PartitionReplay:
     """The offsets ``[start, end)`` of a partition that are to be read again.
 
     ``gone`` are the records before them that the log no longer holds. Offsets are counted: where
-    compaction has removed records, or transactions have left markers, there are fewer records.
+    compaction has removed records, or transactions have left markers, there are fewer records
+    (:attr:`ChangePlan.compacted`).
     """
 
     topic: str
@@ -62,6 +65,9 @@ class ChangePlan:
     ``boundary`` is None where nothing was committed yet, so that nothing can change. ``replays`` are what
     the parts that rebuild need of the log. ``records_per_s`` is the speed of the app's largest batch; None
     if none was measured. ``kept_until``: how long the version before the last deployment is kept; None if there is none.
+    ``compacted``: of each part that is rebuilt, as ``"view clicks"``, the topics of which compaction may have removed
+    records that it needs. A part that reads nothing but tables needs the last record of each key alone.
+    ``starts``: where a rebuild was asked to begin; None for the start of the log.
     """
 
     app: str
@@ -70,6 +76,8 @@ class ChangePlan:
     replays: tuple[PartitionReplay, ...] = ()
     records_per_s: float | None = None
     kept_until: datetime | None = None
+    compacted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    starts: Starts | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -87,6 +95,11 @@ class ChangePlan:
         return sum(one.gone for one in self.replays)
 
     @property
+    def lacks_records(self) -> bool:
+        """Whether a rebuild needs records that the log no longer holds, or that compaction may have removed."""
+        return self.verdict == "rebuilds" and bool(self.gone or self.compacted)
+
+    @property
     def seconds(self) -> float | None:
         """How long reading them again takes at the measured speed."""
         return self.records / self.records_per_s if self.records_per_s else None
@@ -94,7 +107,7 @@ class ChangePlan:
     @property
     def exit_code(self) -> int:
         """0 if a run keeps all there is, 3 if parts rebuild or are dropped, 4 if refused, 5 if records are gone."""
-        if self.verdict == "rebuilds" and self.gone:
+        if self.lacks_records:
             return EXIT_GONE
         return EXIT_CODES[self.verdict]
 
@@ -110,20 +123,24 @@ class ChangePlan:
             "read_again": [asdict(one) for one in self.replays],
             "records": self.records,
             "records_gone": self.gone,
+            "compacted": {part: list(topics) for part, topics in self.compacted.items()},
             "records_per_s": self.records_per_s,
             "seconds": self.seconds,
             "kept_until": None if self.kept_until is None else self.kept_until.isoformat(),
         }
 
 
-def plan_change(app: App, *, same_expressions: bool = False) -> ChangePlan:
+def plan_change(
+    app: App, *, same_expressions: bool = False, start: ReplayStart | None = None
+) -> ChangePlan:
     """Return what a run of the app as it is declared now would do. Changes nothing.
 
     Args:
         same_expressions: As in :meth:`millstream.App.run`.
+        start: Where in the log what is rebuilt begins; None for its start.
 
     Raises:
-        ConfigError: the app is declared wrongly, or its state store cannot be read.
+        ConfigError: the app is declared wrongly, or its state store cannot be read; or ``start`` is not in the log.
         RetriableError: a database or broker is away.
     """
     location = app.state_store
@@ -142,10 +159,18 @@ def plan_change(app: App, *, same_expressions: bool = False) -> ChangePlan:
         *_other_topics(plan, log, known_ids),
         *_not_computed_here(plan, change),
     ]
+    if not refusals:
+        refusals += _compacted_transactions(plan, log)
     change = replace(change, refusals=tuple(refusals))
-    replays = [] if refusals else _replays(log, change.topics, left)
+    starts = None
+    if start is not None and not refusals:
+        starts = start.starts(log, change.topics, left.boundary.position)
+    replays = [] if refusals else _replays(log, change.topics, left, starts)
+    compacted = {} if refusals else _compacted_inputs(plan, change, log)
     kept = kept_until(app.folder)
-    return ChangePlan(app.name, change, left.boundary, tuple(replays), speed, kept)
+    return ChangePlan(
+        app.name, change, left.boundary, tuple(replays), speed, kept, compacted, starts
+    )
 
 
 def edited_parts(app: App, store: StateStore) -> tuple[str, ...]:
@@ -211,10 +236,34 @@ def _not_computed_here(plan: JobPlan, change: ProgramChange) -> Iterable[str]:
         )
 
 
-def _replays(log: Reader, topics: Iterable[str], left: ProgramState) -> Iterable[PartitionReplay]:
+def _compacted_transactions(plan: JobPlan, log: Reader) -> Iterable[str]:
+    """Refuse what a run refuses: whole transactions of topics that lose records."""
+    for topic in compacted_topics_of_transactions(plan, log):
+        yield f"the topic {topic!r} is compacted, and the app applies whole transactions of it"
+
+
+def _compacted_inputs(
+    plan: JobPlan, change: ProgramChange, log: Reader
+) -> dict[str, tuple[str, ...]]:
+    """Return of which topics each part that is rebuilt may lack records that compaction has removed."""
+    compacted = {topic for topic in change.topics if is_compacted(log, topic)}
+    streams = {source.topic for source in plan.sources if source.table_key is None}
+    return {
+        f"{part.kind} {part.name}": topics
+        for part in change.parts
+        if part.verdict == "rebuilds" and streams.intersection(part.topics)
+        if (topics := tuple(topic for topic in part.topics if topic in compacted))
+    }
+
+
+def _replays(
+    log: Reader, topics: Iterable[str], left: ProgramState, starts: Starts | None
+) -> Iterable[PartitionReplay]:
     for topic in topics:
         read = left.boundary.position.get(topic, {})
         for partition, (start, _) in enumerate(log.offsets(topic)):
             end = int(read.get(str(partition), 0))
-            if end:
+            if end and starts is not None:
+                yield PartitionReplay(topic, partition, starts[topic][partition], end, 0)
+            elif end:
                 yield PartitionReplay(topic, partition, min(start, end), end, min(start, end))

@@ -14,22 +14,33 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream.client.open import open_reader
 from millstream.client.reader import Reader
-from millstream.kernels.adopted_state import StatePart, combine_state
-from millstream.kernels.code_digest import digest
+from millstream.kernels.adopted_state import StatePart, combine_state, move_manifests
 from millstream.kernels.definition import canonical_text
 from millstream.kernels.plan import JobPlan
 from millstream.log.files import DISK
+from millstream.object_store.folder import FolderStore
+from millstream.object_store.place import StatePlace
 from millstream.spark.source.offsets import planned_offset
+from millstream.spark.stages.run_copies import copy_runs
+from millstream.spark.stages.run_files import RunFiles
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW, view_schemas
-from millstream.views.coverage import STATE_STORE_VIEW, is_complete
+from millstream.views.coverage import (
+    STATE_STORE_VIEW,
+    CoverageSpan,
+    OutputCoverage,
+    is_complete,
+    partial_note,
+    spans_to_json,
+)
 from millstream.views.position import SOURCE_OFFSET
 from millstream.views.runs.version_folders import (
     PREVIOUS_FOLDER,
@@ -46,7 +57,51 @@ if TYPE_CHECKING:
     from millstream.spark.local_run import LocalRun
 
 BEGUN_FROM = "begun_from"
-"""The description of a store that was begun with what another version had, instead of at the start of the log."""
+"""The description of a store that begins with what another version had: a :class:`KeptCoverage`, as JSON."""
+
+
+@dataclass(frozen=True)
+class KeptCoverage:
+    """The coverage of the views that a version was kept with, and the position that it had come to."""
+
+    position: Mapping[str, Any]
+    spans: Mapping[str, tuple[CoverageSpan, ...]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, for the description."""
+        spans = {view: spans_to_json(spans) for view, spans in self.spans.items()}
+        return {"position": self.position, "spans": spans}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any] | None) -> KeptCoverage | None:
+        """Return the object of what :meth:`to_json` returned; None of none."""
+        if values is None:
+            return None
+        spans = {
+            view: tuple(CoverageSpan.from_json(one) for one in spans)
+            for view, spans in values["spans"].items()
+        }
+        return cls(values["position"], spans)
+
+
+def put_runs(
+    source: Path, manifests: Mapping[tuple[int, int], bytes], target: Path | StatePlace, run: int
+) -> Callable[[Sequence[Any]], list[Any]]:
+    """Put the runs of a folder where those of an app are, durably, under the number of the app's ``run``.
+
+    Return what they are called there: an entry of a manifest for an entry. In a folder they are links.
+    """
+    if isinstance(target, StatePlace):
+        there = RunFiles(target.open("runs"), run)
+        moved = copy_runs(manifests.values(), RunFiles(FolderStore(source), run), there)
+        there.store.close()
+        return moved
+
+    def name(was: str) -> str:  # so that no earlier run removes it
+        return f"{run}-{was.partition('-')[2]}"
+
+    link_runs(source, target, name)
+    return lambda entry: [name(entry[0]), *entry[1:]]
 
 
 def link_runs(source: Path, target: Path, name: Callable[[str], str] = str) -> None:
@@ -64,14 +119,16 @@ def keep_previous(
     live: StateStore,
     app: str,
     views: Sequence[str],
-    new: RunProgram,
     *,
+    place: StatePlace | None,
+    run: int,
+    at: str,
     until: datetime,
 ) -> None:
-    """Make ``previous.new/`` of what the live program has, as of its last batch. Call it in a run that commits none.
+    """Make ``previous.new/`` of what the live program has, as of its last batch, for the ``run`` that switches.
 
-    ``views`` are those whose rows are kept; ``new`` is the program that takes its place. Nothing is kept where it is not
-    known from where the live program reads on.
+    ``views`` are those whose rows are kept; ``at`` is the time of the run. ``place`` has the runs of state if the folder
+    has not; then they are copied. Nothing is kept where it is not known from where the live program reads on.
     """
     program = live.program(app, JOB)
     offset = _source_offset(folder, live, app)
@@ -79,26 +136,30 @@ def keep_previous(
         return
     made = folder / PREVIOUS_NEW_FOLDER
     shutil.rmtree(made, ignore_errors=True)
-    link_runs(folder / "runs", made / "runs")
+    state: Mapping[tuple[int, int], bytes] = live.state_manifests(app, JOB)
+    if place is None:
+        link_runs(folder / "runs", made / "runs")
+    else:
+        source, target = (
+            RunFiles(place.open("runs"), run),
+            RunFiles(FolderStore(made / "runs"), run),
+        )
+        state = move_manifests(state, copy_runs(state.values(), source, target))
+        source.store.close()
     with open_state_store(made / STATE_STORE_FILE) as store:
         for view in views:
             store.declare(live.schema(view))
-        run, _ = store.begin_run(
-            app, JOB, PREVIOUS_FOLDER, RunProgram(program, live.outputs(app, JOB), new.at)
+        own_run, _ = store.begin_run(
+            app, JOB, PREVIOUS_FOLDER, RunProgram(program, live.outputs(app, JOB), at)
         )
         store.commit(
-            Fence(app, JOB, run, 0),
+            Fence(app, JOB, own_run, 0),
             [ViewChange(view, live.scan(view)) for view in views],
             position=live.position(app),
             status={SOURCE_OFFSET: offset},
-            state=live.state_manifests(app, JOB),
+            state=state,
         )
-    write_kept_until(folder, until, program_digest(new.program))
-
-
-def program_digest(program: StoredProgram | None) -> str:
-    """Return what tells a program from others: a digest of its steps and outputs."""
-    return "" if program is None else digest(canonical_text([program.steps, program.outputs]))
+    write_kept_until(folder, until, run)
 
 
 def _source_offset(folder: Path, live: StateStore, app: str) -> dict[str, Any] | None:
@@ -148,66 +209,135 @@ class PreviousVersion:
     def _store(self) -> Path:
         return self.folder / PREVIOUS_FOLDER / STATE_STORE_FILE
 
-    def begin(self, run: LocalRun, part: JobPlan, ends: Mapping[str, Sequence[int]]) -> bool:
+    def begin(
+        self,
+        run: LocalRun,
+        part: JobPlan,
+        ends: Mapping[str, Sequence[int]],
+        *,
+        partial_ok: bool,
+    ) -> str | None:
         """Let a run of a part of a program begin where this version ended, if it has all of the part.
 
-        Nothing happens, and False is returned, if it has not, or has read more than ``ends``, or the log has lost
-        records since.
+        Otherwise nothing happens, and the reason is returned, as a text.
+
+        Args:
+            ends: Where the app has read up to.
+            partial_ok: Begin also with views that the version had in part; they keep their coverage.
         """
         if not self._store.exists():
-            return False
+            return "none is kept"
         with open_state_store(self._store, readonly=True) as store:
-            program = store.program(self.app, JOB)
-            schemas = [one for one in view_schemas(part) if one.name != DEAD_LETTERS_VIEW]
-            keys = None if program is None else _keys(program, part)
-            if program is None or keys is None or not self._has_views(store, part, schemas):
-                return False
-            position = {
-                topic: offsets
-                for topic, offsets in store.position(self.app).items()
-                if topic in ends
-            }
-            if has_read_past(position, ends):
-                return False
-            offset = store.status(self.app, JOB)[SOURCE_OFFSET]
-            if has_lost_records(open_reader(run.log), offset, ends):
-                return False
-            link_runs(self.folder / PREVIOUS_FOLDER / "runs", run.folder / "runs")
-            kept = StatePart(store.state_manifests(self.app, JOB), keys)
-            run.begin_from(
-                offset,
-                position,
-                [ViewChange(schema.name, store.scan(schema.name)) for schema in schemas],
-                combine_state(part, kept, StatePart({}, {})),
-                partitioning=program.partitioning,
-            )
-        # A crash before this leaves rows that have all, and are later said to lack what the log has lost.
+            kept = _KeptPart(store, self.app, part, ends)
+            reason = next(kept.refusals(open_reader(run.log), partial_ok=partial_ok), None)
+            if reason is None:
+                self._begin(run, kept)
+        return reason
+
+    def _begin(self, run: LocalRun, kept: _KeptPart) -> None:
+        """Begin with what is kept. Rows are never there without their coverage.
+
+        ===================================  ===============================================================
+        a crash after                        leaves
+        ===================================  ===============================================================
+        1. the coverage is described         a store without a batch, which the next deployment removes
+        2. the runs of state are linked      the same
+        3. state and rows are committed      the part, as the version had it
+        ===================================  ===============================================================
+        """
         with open_state_store(run.store) as begun:
-            begun.put_description(self.app, BEGUN_FROM, PREVIOUS_FOLDER)
-        return True
-
-    def _has_views(self, store: StateStore, part: JobPlan, schemas: Sequence[ViewSchema]) -> bool:
-        """Return whether the version has all rows of some views."""
-        outputs, there = store.outputs(self.app, JOB), {one.name: one for one in store.views()}
-        for schema in schemas:
-            known = outputs.get((schema.name, STATE_STORE_VIEW))
-            definition = canonical_text(part.program.outputs[schema.name])
-            if known is None or known.definition != definition or not is_complete(known.spans):
-                return False
-            if there.get(schema.name) != schema:
-                return False
-        return True
+            begun.put_description(self.app, BEGUN_FROM, kept.coverage.to_json())
+        link_runs(self.folder / PREVIOUS_FOLDER / "runs", run.folder / "runs")
+        state = StatePart(kept.store.state_manifests(self.app, JOB), kept.keys)
+        run.begin_from(
+            kept.offset,
+            kept.position,
+            [ViewChange(one.name, kept.store.scan(one.name)) for one in kept.schemas],
+            combine_state(kept.part, state, StatePart({}, {})),
+            partitioning=kept.program.partitioning,
+        )
 
 
-def _keys(program: StoredProgram, part: JobPlan) -> dict[str, str] | None:
-    """Return under which key the version has each step of a plan; None if it has not all, or divides keys otherwise."""
-    now = StoredProgram.of(part, program.partitioning)
-    division = program.partitioning
-    divided = division.get("bucket_count", program.buckets), division.get("hash_seed", 0)
-    if divided != (part.buckets.count, part.buckets.seed) or program.format != now.format:
-        return None
-    known = {canonical_text(step["definition"]): key for key, step in program.steps.items()}
-    texts = {key: canonical_text(step["definition"]) for key, step in now.steps.items()}
-    if not all(text in known for text in texts.values()):
-        return None
-    return {key: known[text] for key, text in texts.items()}
+@dataclass(frozen=True)
+class _KeptPart:
+    """What the store of a kept version has of a part of a program, for an app that has read up to ``ends``."""
+
+    store: StateStore
+    app: str
+    part: JobPlan
+    ends: Mapping[str, Sequence[int]]
+
+    @cached_property
+    def program(self) -> StoredProgram:
+        program = self.store.program(self.app, JOB)
+        assert program is not None, "it was kept with its program"
+        return program
+
+    @cached_property
+    def _now(self) -> StoredProgram:
+        return StoredProgram.of(self.part, self.program.partitioning)
+
+    @cached_property
+    def schemas(self) -> list[ViewSchema]:
+        return [one for one in view_schemas(self.part) if one.name != DEAD_LETTERS_VIEW]
+
+    @cached_property
+    def offset(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.store.status(self.app, JOB)[SOURCE_OFFSET]
+        return found
+
+    @cached_property
+    def position(self) -> dict[str, Any]:
+        read = self.store.position(self.app)
+        return {topic: offsets for topic, offsets in read.items() if topic in self.ends}
+
+    @cached_property
+    def coverage(self) -> KeptCoverage:
+        spans = {one.name: self._outputs[one.name].spans for one in self.schemas}
+        return KeptCoverage(self.position, spans)
+
+    @cached_property
+    def keys(self) -> dict[str, str]:
+        """Under which key the version has each step of the part."""
+        known = self._keys_by_definition
+        texts = {key: canonical_text(step["definition"]) for key, step in self._now.steps.items()}
+        return {key: known[text] for key, text in texts.items() if text in known}
+
+    def refusals(self, log: Reader, *, partial_ok: bool) -> Iterator[str]:
+        """Yield why the part cannot begin with what is kept, as texts that go on from "the version"."""
+        program = self.program
+        divided = (
+            program.partitioning.get("bucket_count", program.buckets),
+            program.partitioning.get("hash_seed", 0),
+        )
+        if program.format != self._now.format:
+            yield "its state has the format of another version of Millstream"
+            return
+        if divided != (self.part.buckets.count, self.part.buckets.seed):
+            yield f"the app was rescaled since, from {divided[0]} buckets to {self.part.buckets.count}"
+        if len(self.keys) < len(self._now.steps):
+            yield "it has other steps"
+        yield from self._lacking_views(partial_ok=partial_ok)
+        if has_read_past(self.position, self.ends):
+            yield "the app was restored to a time before it was left, and has not read all that it had read"
+        if has_lost_records(log, self.offset, self.ends):
+            yield "the log no longer holds all records that were read since"
+
+    def _lacking_views(self, *, partial_ok: bool) -> Iterator[str]:
+        there = {one.name: one for one in self.store.views()}
+        for schema in self.schemas:
+            known = self._outputs.get(schema.name)
+            definition = canonical_text(self.part.program.outputs[schema.name])
+            if known is None or known.definition != definition or there.get(schema.name) != schema:
+                yield f"it has not the rows of the view {schema.name!r}"
+            elif not partial_ok and not is_complete(known.spans):
+                yield f"its view {schema.name!r} {partial_note(known.spans)}"
+
+    @cached_property
+    def _outputs(self) -> dict[str, OutputCoverage]:
+        outputs = self.store.outputs(self.app, JOB)
+        return {name: one for (name, label), one in outputs.items() if label == STATE_STORE_VIEW}
+
+    @cached_property
+    def _keys_by_definition(self) -> dict[str, str]:
+        return {canonical_text(step["definition"]): key for key, step in self.program.steps.items()}

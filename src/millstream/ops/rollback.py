@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from millstream.errors import ConfigError
 from millstream.kernels.definition import canonical_text
 from millstream.ops.deploy import KEEP, DeployResult, Keeping, prepare, settle, utc_now
-from millstream.ops.plan import plan_change
+from millstream.ops.plan import ChangePlan, plan_change
 from millstream.ops.previous_version import PreviousVersion
 from millstream.views.runs.control_files import hold_deployment
 from millstream.views.state_store.program import StoredProgram, different_steps
@@ -51,18 +51,34 @@ def rollback(
         plan = plan_change(app, same_expressions=same_expressions)
         kept = PreviousVersion(app.name, app.folder).program()
         if kept is None:
-            raise ConfigError(
-                f"No version of {app.name} is kept to go back to: it was never deployed, or the time for which the version "
-                "before was kept has run out. Deploy the file as it was (millstream deploy), which reads the log from its "
-                "start."
-            )
+            raise _none_is_kept(app)
         deployment = prepare(app, plan, same_expressions=same_expressions, gone_ok=True)
         if deployment is None:
+            _check_runs_something_else(app, plan)
             raise ConfigError(
                 f"{app.name} runs this program now. Give the file as it was before the last deployment."
             )
         _check_is_that_version(app.name, kept, deployment.program)
         return replace(deployment, keeping=keeping, back=True).complete(on_batch, rows_per_batch)
+
+
+def _none_is_kept(app: App) -> ConfigError:
+    return ConfigError(
+        f"No version of {app.name} is kept to go back to: it was never deployed, or the time for which the version "
+        "before was kept has run out. Deploy the file as it was (millstream deploy), which reads the log from its "
+        "start."
+    )
+
+
+def _check_runs_something_else(app: App, plan: ChangePlan) -> None:
+    """Say so if a program differs from the one that runs in outputs that need no deployment."""
+    edited = [f"{part.kind} {part.name!r}" for part in plan.change.parts if part.why]
+    if edited:
+        raise ConfigError(
+            f"This is not the version of {app.name} that was there before the last deployment: it has the steps of the "
+            f"program that runs now, and differs from it in {', '.join(edited)}. Give the file as it was before the last "
+            "deployment, with the modules that it imports. To have this program instead, run it (millstream run)."
+        )
 
 
 def _check_is_that_version(app: str, kept: StoredProgram, now: StoredProgram) -> None:

@@ -8,12 +8,16 @@ from typing import Self
 
 from millstream.durations import Duration
 from millstream.errors import ConfigError
+from millstream.kernels.errors.user_code import OnError
 from millstream.kernels.joins.asof_join import AsofKind, LateVersions
 from millstream.kernels.joins.asof_match import Direction
 from millstream.kernels.joins.interval_join import IntervalJoinKind, UnmatchedEmit
 from millstream.kernels.joins.signed_lookup import SignedLookup
 from millstream.kernels.operator import Operator
+from millstream.kernels.process.function import ProcessFunction
+from millstream.kernels.process.operator import RowOrder
 from millstream.kernels.tables.static_rows import StaticRows
+from millstream.pipeline.checks import checked_on_error
 from millstream.pipeline.collection import Collection
 from millstream.pipeline.expressions import Column
 from millstream.pipeline.final_rows import when_final
@@ -22,8 +26,10 @@ from millstream.pipeline.graph import (
 )
 from millstream.pipeline.interval_joins import Within, build_interval_join
 from millstream.pipeline.patterns import build_match
+from millstream.pipeline.process import build_process
 from millstream.pipeline.sequences import PatternSequence
 from millstream.pipeline.shape import StreamShape
+from millstream.pipeline.stateless import FrameSchema
 from millstream.pipeline.table import Table
 from millstream.pipeline.table_joins import On
 from millstream.pipeline.temporal_joins import (
@@ -334,6 +340,65 @@ class EventCollection(Collection):
             name=name,
         )
         return self._below(OperatorNode((node,), kernel), shape)
+
+    # ── process functions ───────────────────────────────────────────────────────────────────
+
+    def process(
+        self,
+        function: ProcessFunction,
+        *,
+        by: str | Sequence[str],
+        schema: FrameSchema,
+        side_outputs: Mapping[str, FrameSchema] | None = None,
+        order: RowOrder = "time",
+        on_error: OnError | None = None,
+        name: str | None = None,
+    ) -> Self:
+        """Call a function of yours for each row, with state of its key, and timers.
+
+        ::
+
+            visits = clicks.process(
+                Visits(), by="user", schema={"user": pl.String, "clicks": pl.Int64},
+                side_outputs={"robots": {"user": pl.String}},
+            )
+            visits.side_output("robots").view("robots", key="user")
+
+        Args:
+            function: An instance of your :class:`~millstream.ProcessFunction`.
+            by: The key: the columns that state is kept for. ``()`` is one key for all rows, which is processed in one place.
+            schema: The columns of the rows that it emits: a class with annotations, or names and polars types.
+            side_outputs: Further outputs, by name, with the columns of each: see :meth:`Stream.side_output`.
+            order: ``"time"``: the rows of a key by event time, and of one time by their place in the log (topic, partition,
+                offset). A row waits until the watermark has passed it by more than the stream's lateness, and a timer
+                comes after all rows before it. ``"arrival"``: rows as they come, in the order of the log; timers come
+                after the rows of the batch in which the watermark passes them.
+            on_error: A call that fails: its row, or timer, is a dead letter, or it stops the job. By default as the app says.
+            name: The step's name; by default the function's class.
+
+        A row that is emitted has the event time of the call. Rows that are late are counted, and are the ``late`` of the
+        result if the stream is read with ``late="side"``. Null is a key like any other.
+
+        Guarantees: with ``order="time"`` and without processing-time timers, what is emitted depends on the rows alone,
+            however they are divided among batches. A call that fails has no effect, and stops no other. State has a row
+            for each key of which there is something to know, and the rows that wait.
+
+        Raises:
+            ConfigError: rows may be taken back; a schema, state or the function is not one.
+            UserCodeError: when it runs: all of more than 100 calls of a batch fail.
+        """
+        node, shape = build_process(
+            self.shape,
+            self.node,
+            function,
+            self.shape.key_columns(by, "process's by"),
+            schema=schema,
+            side_outputs=side_outputs,
+            order=order,
+            on_error=checked_on_error(on_error or self.app.on_error),
+            name=name,
+        )
+        return self._below(node, shape)
 
     # ── trends ──────────────────────────────────────────────────────────────────────────────
 

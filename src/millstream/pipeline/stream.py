@@ -38,6 +38,7 @@ from millstream.pipeline.graph import (
     time_of,
 )
 from millstream.pipeline.group_by import group_columns
+from millstream.pipeline.process import process_node, side_output_of
 from millstream.pipeline.schema import columns_of, fields_of
 from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.stateless import (
@@ -81,13 +82,22 @@ class Stream(EventCollection):
         They can be filtered, viewed and sent on, but not windowed.
         """
         columns = self.shape.late_columns
-        if columns is None or not isinstance(self.node, OperatorNode):
+        node = process_node(self.node)
+        if columns is None or node is None:
             raise ConfigError(
                 "The stream has no side output of late rows. What agg returns has one, over a stream "
                 'read with late="side".'
             )
         shape = StreamShape(columns, is_late=True, names=self.shape.names)
-        return Stream(self.app, LateNode(self.node), shape)
+        return Stream(self.app, LateNode(node), shape)
+
+    def side_output(self, name: str) -> Stream:
+        """Return a side output of the :meth:`process` right above, by its name.
+
+        Its rows are those that were emitted with ``context.emit(row, to=name)``.
+        """
+        node, shape = side_output_of(self.node, self.shape, name)
+        return self._below(node, shape)
 
     def union(self, *others: Stream) -> Stream:
         """Put streams with the same columns and types together; the order of columns is free.

@@ -81,12 +81,14 @@ class LocalRun:
         ends: EndOffsets | None = None,
         on_batch: Callable[[LocalProgress], None] | None = None,
         *,
+        starts: Mapping[str, Sequence[int]] | None = None,
         partitioning: dict[str, int] | None = None,
         same_expressions: bool = False,
     ) -> None:
         """Read from where the last run stopped up to the offsets ``ends``, by topic and partition.
 
-        By default up to the present end of the log. ``on_batch`` is called after every committed batch; if it
+        By default up to the present end of the log. The first run begins at ``starts``, by default the start of
+        the log. ``on_batch`` is called after every committed batch; if it
         raises, that batch is done. ``partitioning`` is kept with the program, as a job's metadata;
         ``same_expressions`` is as in :meth:`millstream.App.run`.
 
@@ -101,7 +103,7 @@ class LocalRun:
             )
             stages = self._stages(committer)
             offset = committer.state_store.status(self.plan.app, JOB).get(SOURCE_OFFSET)
-            offset = offset or planner.initial_offset()
+            offset = offset or planner.initial_offset(starts)
             while (end := planner.next_offset(offset)) != offset:
                 self._commit(committer, stages, batch_id, self._rows(planner, offset, end), end)
                 if on_batch is not None:

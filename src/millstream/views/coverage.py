@@ -43,19 +43,25 @@ class BatchBoundary:
 class CoverageSpan:
     """A span in which an output was written, by one declaration: half-open, ``[since, until)``.
 
-    ``since`` is None for the beginning of the log; ``until`` is None while the span goes on.
+    ``since`` is None for the beginning of the log; ``until`` is None while the span goes on. ``compacted`` are topics
+    of which compaction may have removed records before the span was computed of them. ``first_offsets`` are, of an output
+    that is a topic, where its records begin that are of this span, by partition: those below are of spans before.
     """
 
     since: BatchBoundary | None = None
     until: BatchBoundary | None = None
+    compacted: tuple[str, ...] = ()
+    first_offsets: tuple[int, ...] = ()
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> CoverageSpan:
         """Return the object of values made by ``asdict``."""
-        ends = [
-            None if values[n] is None else BatchBoundary(**values[n]) for n in ("since", "until")
-        ]
-        return cls(*ends)
+        since, until = (
+            None if values[name] is None else BatchBoundary(**values[name])
+            for name in ("since", "until")
+        )
+        tuples = (tuple(values.get(name, ())) for name in ("compacted", "first_offsets"))
+        return cls(since, until, *tuples)
 
 
 OutputSink = tuple[str, str]  # an output's name, and the label of its sink: see sink_label
@@ -98,6 +104,14 @@ class OutputCoverage:
             return replace(self, spans=(*before, replace(last, until=None)))
         return replace(self, spans=_without_empty((*self.spans, CoverageSpan(now))))
 
+    def begun_at(self, now: BatchBoundary, offsets: Sequence[int]) -> OutputCoverage:
+        """Return the coverage with the offsets of a topic at which its last span begins, if that is ``now``."""
+        *before, last = self.spans
+        begins = last.since is not None and last.since.batch_id == now.batch_id
+        if not begins or last.until is not None or last.first_offsets:
+            return self
+        return replace(self, spans=(*before, replace(last, first_offsets=tuple(offsets))))
+
 
 def _is_adjacent(before: CoverageSpan, after: CoverageSpan) -> bool:
     assert before.until is not None, "only the last span goes on"
@@ -134,8 +148,13 @@ def sink_label(sink: SinkPlan) -> str:
             else database_view_label(postgres_address(spec.store).shown)
         )
     if isinstance(spec, TopicSinkSpec):
-        return f"topic {spec.topic}"
+        return topic_label(spec.topic)
     return f"dataset {spec.path}" if isinstance(spec, DatasetSinkSpec) else FUNCTION
+
+
+def topic_label(topic: str) -> str:
+    """Return the label of an output that is a topic."""
+    return f"topic {topic}"
 
 
 def database_view_label(store: str) -> str:
@@ -206,17 +225,34 @@ def partial_note(spans: Sequence[CoverageSpan]) -> str | None:
         assert before.until is not None
         assert after.since is not None
         if _is_adjacent(before, after):
-            notes.append(f"was declared differently before {format_boundary(after.since)}")
+            notes.append(
+                f"was declared differently before {format_boundary(after.since)}{_first_offsets(after)}"
+            )
         else:
             notes.append(
                 f"was not written from {format_boundary(before.until)} to "
                 f"{format_boundary(after.since)}; what came out or was taken back then is missing"
             )
+    compacted = sorted({topic for span in spans for topic in span.compacted})
+    if compacted:
+        notes.append(
+            f"was computed of what compaction had left in {', '.join(map(repr, compacted))}; what follows from other "
+            "records is missing"
+        )
     if spans[-1].until is not None:
         notes.append(
             f"is no longer written since {format_boundary(spans[-1].until)}, when the app left it out"
         )
     return "; it ".join(notes)
+
+
+def _first_offsets(span: CoverageSpan) -> str:
+    if not span.first_offsets:
+        return ""
+    shown = ", ".join(
+        f"{partition}/{offset}" for partition, offset in enumerate(span.first_offsets)
+    )
+    return f", and has the records of that declaration from the offsets {shown} on"
 
 
 def format_boundary(boundary: BatchBoundary) -> str:

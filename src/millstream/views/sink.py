@@ -132,6 +132,12 @@ class Sink(Protocol):
                 not fit what was declared.
         """
 
+    def end_offsets(self) -> Mapping[OutputSink, Sequence[int]]:
+        """Return where the next records of each output come, by partition, of sinks that give records offsets.
+
+        Called when a run has begun, so that no other one writes any more; {} of other sinks.
+        """
+
     def participates(self, part: SinkBatch) -> bool:
         """Return whether this batch has a part for the sink. Depends on nothing but the batch."""
 

@@ -31,6 +31,7 @@ from millstream.views.runs.control_files import hold_run_lock
 from millstream.views.runs.version_folders import NEXT_FOLDER
 from millstream.views.schema import JOB
 from millstream.views.state_store import store as state_store
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 from millstream.views.state_store.store import StateStore
 from millstream.views.store_location import open_state_store
 
@@ -78,7 +79,7 @@ CRASHES = {
     "the run that switches has its number": (crash_after, StateStore, "begin_run", False),
     "the old version is to be kept": (crash_before, deployment, "keep_previous", False),
     "the old version is kept": (crash_after, deployment, "keep_previous", False),
-    "the runs of state are in the folder": (crash_after, deployment, "link_runs", False),
+    "the runs of state are in the folder": (crash_after, deployment, "put_runs", False),
     "within the transaction": (crash_before, state_store, "put_program", False),
     "at the end of the transaction": (crash_after, state_store, "put_program", False),
     "after the transaction": (crash_after, StateStore, "switch_program", True),
@@ -108,6 +109,29 @@ def test_killed_at_any_step_one_version_is_there_as_a_whole(tmp_path, point):
     edited.append(last)
     edited.run(app)
     assert edited.views(app) == edited_answers([*rows, *last])
+
+
+def test_a_switch_that_is_repeated_after_its_commit_is_done(tmp_path, monkeypatch):
+    edited, rows = began(tmp_path)
+    write = SqliteStateStore._write
+
+    def twice(self, work):  # as over a connection that breaks when the commit is through
+        write(self, work)
+        return write(self, work)
+
+    app = edited.write(*EDIT)
+    with monkeypatch.context() as patched:
+        patched.setattr(SqliteStateStore, "switch_program", _repeated(twice))
+        assert deploy(app).switched
+    assert edited.views(app) == edited_answers(rows)
+
+
+def _repeated(twice):
+    def switch(self, start, made):
+        with mock.patch.object(SqliteStateStore, "_write", twice):
+            StateStore.switch_program(self, start, made)
+
+    return switch
 
 
 def test_a_deployment_that_was_stopped_reads_no_record_twice(tmp_path):

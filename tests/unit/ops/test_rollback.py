@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from unittest import mock
@@ -16,7 +18,9 @@ from millstream.ops.deploy import deploy
 from millstream.ops.plan import plan_change
 from millstream.ops.reset import find_footprint
 from millstream.ops.rollback import rollback
+from millstream.spark.local_run import LocalRun
 from millstream.testing.disk import SimulatedCrash
+from millstream.views.coverage import partial_note
 from millstream.views.runs.control_files import hold_deployment, hold_run_lock
 from millstream.views.runs.version_folders import (
     PREVIOUS_FOLDER,
@@ -26,6 +30,7 @@ from millstream.views.runs.version_folders import (
     write_kept_until,
 )
 from millstream.views.state_store.store import StateStore
+from millstream.views.store_location import open_state_store
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 
@@ -152,6 +157,98 @@ def test_a_deployment_that_is_killed_after_its_transaction_can_be_gone_back_from
     assert edited.views(app) == edited_answers(rows)
 
 
+def test_what_a_killed_deployment_has_kept_is_there_after_a_run_with_other_outputs(deployed):
+    edited, rows = deployed
+    with (
+        mock.patch("millstream.ops.deploy.settle_previous", side_effect=[None, SimulatedCrash]),
+        suppress(SimulatedCrash),
+    ):
+        deploy(edited.write(("FACTOR = 2", "FACTOR = 7")), clock=at(1))
+    edited.run(edited.write(("FACTOR = 2", "FACTOR = 7"), ('"cost") > 3', '"cost") > 4')))
+    app = edited.write(*EDIT)
+    assert rollback(app, clock=at(2)).records == 0
+    assert edited.views(app) == edited_answers(rows)
+
+
+BUSY = """busy = per_ad.window(ms.tumbling("1 hour"), by="ad", name="busy").emit("update")
+busy.agg(most=ms.max("n")).view("busy")
+"""
+
+
+def test_a_step_that_was_dropped_comes_back_with_all_that_is_on_its_path(tmp_path):
+    edited = EditedApp(tmp_path, 4)
+    edited.create()
+    rows = events(150, 5)
+    edited.append(rows)
+    edited.run(edited.write())
+    deploy(edited.write((BUSY, "")), clock=at())
+    more = events(40, 6, first=len(rows))
+    edited.append(more)
+    edited.run(edited.write((BUSY, "")))
+    app = edited.write()
+    assert rollback(app, clock=at(1)).records == len(more)
+    assert edited.views(app) == answers([*rows, *more])
+
+
+def test_a_view_that_was_kept_in_part_is_gone_back_to_with_its_coverage(tmp_path):
+    edited = EditedApp(tmp_path, 1)
+    edited.create()
+    rows = events(150, 5)
+    edited.append(rows)
+    edited.run(edited.write(('per_ad.view("per_ad")\n', "")))
+    more = events(40, 6, first=len(rows))
+    edited.append(more)
+    edited.run(edited.write())
+    with open_state_store(edited.write().state_store, readonly=True) as store:
+        note = partial_note(store.coverage("per_ad"))
+    assert "is written since" in note
+    deploy(edited.write(EDIT[0]), clock=at())
+    app = edited.write()
+    assert rollback(app, clock=at(1)).records == 0
+    with open_state_store(app.state_store, readonly=True) as store:
+        assert partial_note(store.coverage("per_ad")) == note
+
+
+def test_a_program_that_differs_from_the_one_that_runs_in_outputs_is_not_said_to_run(deployed):
+    edited, _ = deployed
+    with pytest.raises(ConfigError, match=r"differs from it in view 'dear'.*millstream run"):
+        rollback(edited.write(*EDIT, ('pl.col("cost") > 3', 'pl.col("cost") > 4')), clock=at(1))
+
+
+def test_an_app_that_was_restored_is_not_said_to_lack_records(deployed, tmp_path):
+    edited, rows = deployed
+    app = edited.write(("FACTOR = 2", "FACTOR = 7"))
+    backup = tmp_path / "backup.db"
+    shutil.copy(app.state_store, backup)
+    more = events(30, 7, first=len(rows))
+    edited.append(more)
+    edited.run(edited.write(*EDIT))
+    deploy(app, clock=at(1))
+    with open_state_store(backup) as old, open_state_store(app.state_store) as store:
+        position = json.dumps(old.position(app.name))
+        store._write(lambda db: db.execute("UPDATE _fences SET position = ?", (position,)))
+    with pytest.raises(ConfigError, match="was restored to a time before it was left"):
+        rollback(edited.write(*EDIT), clock=at(2))
+
+
+def test_a_rollback_that_is_killed_as_it_begins_says_later_what_the_kept_view_lacks(tmp_path):
+    edited = EditedApp(tmp_path, 1)
+    edited.create()
+    rows = events(150, 5)
+    edited.append(rows)
+    edited.run(edited.write(('per_ad.view("per_ad")\n', "")))
+    edited.append(events(40, 6, first=len(rows)))
+    edited.run(edited.write())
+    deploy(edited.write(EDIT[0]), clock=at())
+    app = edited.write()
+    for place, name in ((LocalRun, "begin_from"), (StateStore, "register_program")):
+        with mock.patch.object(place, name, side_effect=SimulatedCrash), suppress(SimulatedCrash):
+            rollback(app, clock=at(1))
+    assert rollback(app, clock=at(1)).records == 0
+    with open_state_store(app.state_store, readonly=True) as store:
+        assert "is written since" in partial_note(store.coverage("per_ad"))
+
+
 def test_a_rollback_that_is_killed_before_its_transaction_has_changed_nothing(deployed):
     edited, rows = deployed
     app = edited.write()
@@ -219,5 +316,5 @@ def test_an_app_is_not_reset_while_a_deployment_is_at_work(tmp_path):
 def test_until_when_a_version_is_kept_is_durable_before_it_is_there(tmp_path):
     (tmp_path / PREVIOUS_NEW_FOLDER).mkdir()
     with mock.patch.object(type(DISK), "sync", autospec=True, side_effect=type(DISK).sync) as sync:
-        write_kept_until(tmp_path, NOW, "a digest")
+        write_kept_until(tmp_path, NOW, 3)
     assert sync.call_count == 1

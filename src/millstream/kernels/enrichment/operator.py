@@ -202,7 +202,7 @@ class Enrichment(PassThroughOperator):
         enriched = rows.hstack([found[ours].alias(name) for ours, (name, _) in named])
         if dead.any():
             reasons = found.filter(dead)[REASON].to_list()
-            result.failed = FailedRows(self.name, rows.filter(dead), reasons)
+            result.failed = (FailedRows(self.name, rows.filter(dead), reasons),)
             enriched = enriched.filter(~dead)
         result.rows = enriched
         result.counts.update(emitted=enriched.height, dead=rows.height - enriched.height)

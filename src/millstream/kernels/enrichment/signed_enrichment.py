@@ -85,7 +85,7 @@ class SignedEnrichment(Enrichment):
             rows = np.repeat(np.arange(added.height), times)
             reasons = found[REASON].gather(rows).to_list()
             failed = added[rows][[*self.names, TIME]]
-            result.failed = FailedRows(self.name, failed, reasons)
+            result.failed = (FailedRows(self.name, failed, reasons),)
             result.counts.update(dead=len(rows), held=-len(rows))
         named = zip(self.columns.answer_names, self.columns.answer, strict=True)
         columns = [found[ours].alias(name) for ours, (name, _) in named]

@@ -32,7 +32,7 @@ T = TypeVar("T")
 HOPELESS_ROWS_MIN = 100  # a table of more rows than these, all of which fail, stops the job
 HOPELESS_ROWS_MAX = 1000  # ... and so do these many at its beginning
 _ROW_CHARS_MAX = 500
-_FAILURES = (Exception, pl.exceptions.PanicException)
+FAILURES = (Exception, pl.exceptions.PanicException)
 # What polars says of values; that a column is not there, or of another type, is no matter of rows.
 _OF_DATA = (
     pl.exceptions.ComputeError,
@@ -98,7 +98,7 @@ class UserCode:
             return UserCodeResult(function(table), table, table.clear(), [])
         except MillstreamError:
             raise
-        except _FAILURES as error:
+        except FAILURES as error:
             if _is_ours(error) and not isinstance(error, UnusableRowError):
                 raise
             if isinstance(error, pl.exceptions.PolarsError) and not isinstance(error, _OF_DATA):
@@ -106,6 +106,17 @@ class UserCode:
                     error, table, None, "Fix the expression or function."
                 ) from error
             return self._isolated(function, table, error)
+
+    def refusal(
+        self,
+        error: BaseException,
+        table: pl.DataFrame,
+        position: int | None,
+        *,
+        hopeless: bool = False,
+    ) -> UserCodeError:
+        """Return the error that stops the job at a row: one that fails, or, ``hopeless``, as all others do."""
+        return self._refusal(error, table, position, _HOPELESS if hopeless else _STOP)
 
     def _isolated(
         self, function: Callable[[pl.DataFrame], T], table: pl.DataFrame, error: BaseException
@@ -134,7 +145,7 @@ class UserCode:
             return function(passing)
         except MillstreamError:
             raise
-        except _FAILURES as error:
+        except FAILURES as error:
             raise self._refusal(error, passing, None, _ALONE) from error
 
     def _refusal(
@@ -178,13 +189,13 @@ def failing_rows(
         if end - start > 1:
             try:
                 function(table[start:end])
-            except _FAILURES:
+            except FAILURES:
                 middle = (start + end) // 2
                 ranges += [(middle, end), (start, middle)]
             continue
         try:
             function(table[start:end])
-        except _FAILURES as error:
+        except FAILURES as error:
             failed.append(FailedRow(start, error))
             if first_only or len(failed) == start + 1 == HOPELESS_ROWS_MAX:
                 break

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import polars as pl
 
 from millstream.kernels import late
 from millstream.kernels.arrays import Int64s
-from millstream.kernels.frames import HASH, TIME
+from millstream.kernels.frames import HASH, ORDER, SPLIT, TIME
 from millstream.kernels.joins.join_input import JoinedColumns, JoinInput, null_keys
+from millstream.kernels.joins.versions import TIE
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.operator_base import OperatorBase
 from millstream.kernels.state.keyhash import hash_columns
+from millstream.kernels.time.log_order import in_log_order
 
 
 class JoinOperator(OperatorBase):
@@ -42,6 +46,19 @@ class JoinOperator(OperatorBase):
 def split_late(rows: pl.DataFrame, seen_us: Int64s, lateness_us: int) -> late.LateSplit:
     """Divide the rows of an input by lateness, given the watermarks that they saw."""
     return late.split_late(rows, seen_us, rows[TIME].to_numpy() + lateness_us, late.JOIN)
+
+
+def add_late_rows(
+    found: late.LateSplit, result: OperatorResult, *, without: Sequence[str] = ()
+) -> None:
+    """Put late rows that have a tie into the side output, in the order of the log; ``without`` some columns."""
+    if not found.late.height:
+        return
+    late_rows = late.side_output(found.late.drop(without), found.late_us, late.JOIN)
+    placed = SPLIT in late_rows.columns
+    late_rows = late_rows.rename({TIE: ORDER}) if placed else late_rows.drop(TIE)
+    every = [late_rows] if result.late is None else [result.late, late_rows]
+    result.late = in_log_order(pl.concat(every, how="diagonal"))
 
 
 def take_in_time(

@@ -26,12 +26,10 @@ import numpy as np
 import polars as pl
 
 from millstream.errors import UserCodeError
-from millstream.kernels import late
 from millstream.kernels.arrays import Float64s
 from millstream.kernels.changes import concat_present
 from millstream.kernels.frames import (
     HASH,
-    ORDER,
     RELEASED,
     RELEASED_TIE,
     SPLIT,
@@ -39,7 +37,7 @@ from millstream.kernels.frames import (
     WATERMARK_SEEN,
     WEIGHT,
 )
-from millstream.kernels.joins.join_operator import take_in_time
+from millstream.kernels.joins.join_operator import add_late_rows, take_in_time
 from millstream.kernels.joins.versions import TIE, row_order
 from millstream.kernels.joins.waiting_rows import WaitingRows
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
@@ -57,7 +55,6 @@ from millstream.kernels.state.keyhash import Hashes, hash_columns
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.timers import Timers, slot_width_us
-from millstream.kernels.time.log_order import in_log_order
 from millstream.kernels.time.watermarks import delayed_watermark
 
 ENTRIES_MAX = 50_000_000  # of a bucket in one batch, at some 100 bytes each
@@ -175,13 +172,9 @@ class PatternMatch(OperatorBase):
         self, rows: pl.DataFrame, context: BatchContext, result: OperatorResult
     ) -> pl.DataFrame:
         found = take_in_time(rows, self.lateness_us, context, result)
-        if found.late.height and self.side_output:
-            made = [name for name in found.late.columns if name.startswith((_GATE, _VALUE))]
-            late_rows = late.side_output(found.late.drop(made), found.late_us, late.JOIN)
-            placed = SPLIT in rows.columns
-            late_rows = late_rows.rename({TIE: ORDER}) if placed else late_rows.drop(TIE)
-            every = [late_rows] if result.late is None else [result.late, late_rows]
-            result.late = in_log_order(pl.concat(every, how="diagonal"))
+        if self.side_output:
+            made = [name for name in rows.columns if name.startswith((_GATE, _VALUE))]
+            add_late_rows(found, result, without=made)
         return found.in_time.drop(SPLIT, WATERMARK_SEEN, strict=False)
 
     def may_begin(self, rows: pl.DataFrame) -> pl.Series:

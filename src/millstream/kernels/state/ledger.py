@@ -36,6 +36,8 @@ as-of joins          rows, versions    in time; counting            due; not nee
                                                                     their slot, if they are corrected
 patterns             rows              in time; for a partial       due; with the last partial
                                        match                        match that has them
+process functions    rows, keys        in time; with the first      due; when nothing is left of them
+                                       that is to know of them
 tables               keys              with their first row         deleted; expired
 budgets              money             granted, less refunds        with a day that is over
 compare              rows              added, less taken back       no window is compared with theirs

@@ -422,15 +422,15 @@ class _CapturedBatch:
         hidden = [name for name in (TIME, ORDER, *_PASSED) if name in causes.columns]
         return pl.DataFrame([*kept, *causes[hidden].get_columns(), deleted])
 
-    def failed(self) -> FailedRows | None:
+    def failed(self) -> tuple[FailedRows, ...]:
         """Return the rows that became dead letters."""
         if not self.dead:
-            return None
+            return ()
         rows = self.every[list(self.dead)].drop(SPLIT, strict=False)
         rows = rows[[*(name for name, _ in self.table.columns), ORDER]]
         # So that the letters name the records, which the order does.
         rows = rows.with_columns(pl.lit(0, pl.Int64).alias(SPLIT))
-        return FailedRows(self.table.name, rows, list(self.dead.values()))
+        return (FailedRows(self.table.name, rows, list(self.dead.values())),)
 
     def _rows(self, entries: Sequence[_Entry]) -> pl.DataFrame:
         """Return the rows of entries, with what they are known by in state."""

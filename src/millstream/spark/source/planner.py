@@ -140,12 +140,15 @@ class LogPlanner:
         self._tables = topics_of_tables(spec.sources)
         self._checked_deletions = False
 
-    def initial_offset(self) -> dict[str, Any]:
-        """Return the offset before all records of the log."""
+    def initial_offset(self, starts: Mapping[str, Sequence[int]] | None = None) -> dict[str, Any]:
+        """Return the offset before all records of the log, or before those at ``starts``, by topic and partition."""
+        if starts is None:
+            starts = {
+                source.topic: [start for start, _ in self._log.offsets(source.topic)]
+                for source in self._spec.sources
+            }
         topics = {
-            source.topic: tuple(
-                PartitionProgress(start, 0) for start, _ in self._log.offsets(source.topic)
-            )
+            source.topic: tuple(PartitionProgress(start, 0) for start in starts[source.topic])
             for source in self._spec.sources
         }
         removals: dict[str, tuple[int, ...]] = dict.fromkeys(self._tables, ())

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -298,7 +298,7 @@ class BatchCommitter:
             self.state_store.declare(schema)
         start, next_batch_id = self._begin(job, checkpoint_id, beginning)
         # Last, so that a batch that another program began and did not commit is refused until it is.
-        self.state_store.register_program(start, beginning)
+        self.state_store.register_program(start, self._with_end_offsets(beginning))
         self.state_store.put_description(self.plan.app, "graph", pipeline_graph(self.plan))
         return next_batch_id
 
@@ -321,7 +321,8 @@ class BatchCommitter:
         """
         beginning = self._beginning(partitioning, same_expressions=same_expressions)
         start, _ = self._begin(job, checkpoint_id, beginning)
-        self.state_store.switch_program(start, made(start, beginning))
+        switch = made(start, self._with_end_offsets(beginning))
+        self.state_store.switch_program(start, switch)
         self.state_store.put_description(self.plan.app, "graph", pipeline_graph(self.plan))
 
     def _beginning(
@@ -332,6 +333,11 @@ class BatchCommitter:
         return RunProgram(
             program, initial_coverage(self.plan), at, same_expressions=same_expressions
         )
+
+    def _with_end_offsets(self, beginning: RunProgram) -> RunProgram:
+        """Add where topics end, once the run has begun in all sinks: what it changes in one begins there."""
+        ends = {output: at for sink in self.sinks for output, at in sink.end_offsets().items()}
+        return replace(beginning, end_offsets=ends)
 
     def _begin(self, job: str, checkpoint_id: str, beginning: RunProgram) -> tuple[RunStart, int]:
         """Begin a run in the state store and all sinks; return it and the batch_id that comes next."""

@@ -1,15 +1,16 @@
 """The folders of an app's other versions: ``next/``, which is being computed, and ``previous/``, which ran before.
 
 ``previous/`` is made by a deployment (`ops/previous_version.py`) under the name ``previous.new/``, together with the file
-``kept-until.json``, which also says by what program it is replaced. It gets its name once that program is in place. So
-what was kept before is there until then, and an interrupted deployment or rollback can be repeated:
+``kept-until.json``, which also says which run replaces it. It gets its name once that run has switched, which the state
+store says: it stores the run's number in the transaction of the switch, and no other run changes it. So what was kept before
+is there until then, and an interrupted deployment or rollback can be repeated:
 
 ==================================================  ================================================================
 a crash after                                       leaves
 ==================================================  ================================================================
 1. a part of ``previous.new/`` is there             no ``kept-until.json`` in it: it is removed
-2. all of it is there                               the program in place is not the one that replaces it: it is removed
-3. the program that replaces it is in place         it is that one: it becomes ``previous/``
+2. all of it is there                               the last switch was of another run: it is removed
+3. the transaction of the switch is durable         the last switch was of that run: it becomes ``previous/``
 4. ``previous/`` is renamed to ``….dropped/``       the same
 5. ``previous.new/`` is renamed to ``previous/``    all is done
 ==================================================  ================================================================
@@ -32,21 +33,21 @@ PREVIOUS_NEW_FOLDER = "previous.new"
 _NOTE = "kept-until.json"
 
 
-def write_kept_until(folder: Path, until: datetime, replaced_by: str) -> None:
-    """Complete the ``previous.new/`` of an app's folder: until when it is kept, and by what program it is replaced."""
-    text = json.dumps({"until": until.isoformat(), "replaced_by": replaced_by})
+def write_kept_until(folder: Path, until: datetime, run: int) -> None:
+    """Complete the ``previous.new/`` of an app's folder: until when it is kept, and which run replaces it."""
+    text = json.dumps({"until": until.isoformat(), "run": run})
     # Every run reads it: after a loss of power, an empty one would stop them all.
     replace_file(DISK, folder / PREVIOUS_NEW_FOLDER / _NOTE, text.encode())
 
 
-def settle_previous(folder: Path, program: str) -> None:
-    """Let ``previous.new/`` become ``previous/`` if the ``program`` in place is the one that replaces it; else remove it."""
+def settle_previous(folder: Path, switched_by: int | None) -> None:
+    """Let ``previous.new/`` become ``previous/`` if the run that has switched last replaces it; else remove it."""
     made = folder / PREVIOUS_NEW_FOLDER
     try:
-        replaced_by = json.loads((made / _NOTE).read_text())["replaced_by"]
+        run = json.loads((made / _NOTE).read_text()).get("run")
     except FileNotFoundError:
-        replaced_by = None
-    if replaced_by != program:
+        run = None
+    if run is None or run != switched_by:
         shutil.rmtree(made, ignore_errors=True)
         return
     remove_version(folder, PREVIOUS_FOLDER)

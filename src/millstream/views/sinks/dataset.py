@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,13 @@ import polars as pl
 from millstream.errors import ConfigError, CorruptionError, FencedError, RetriableError
 from millstream.kernels.plan import DatasetSinkSpec, SinkPlan
 from millstream.log.files import DISK, Files
-from millstream.views.coverage import CoverageSpan, partial_note, sink_label, warn_if_partial
+from millstream.views.coverage import (
+    CoverageSpan,
+    OutputSink,
+    partial_note,
+    sink_label,
+    warn_if_partial,
+)
 from millstream.views.retractions import DIFF_COLUMN, with_diff_column
 from millstream.views.schema import Fence
 from millstream.views.sink import RunStart, SinkBatch, check_written
@@ -170,6 +176,10 @@ class DatasetSink:
         newest = self.place.read()
         if newest is not None and newest.fence == fence:
             self.place.remove(found.keys() - named)
+
+    def end_offsets(self) -> Mapping[OutputSink, Sequence[int]]:
+        """Return {}: rows have no offsets here."""
+        return {}
 
     def participates(self, part: SinkBatch) -> bool:
         return part.has(self._sink.name)

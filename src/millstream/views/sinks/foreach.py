@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import polars as pl
 
 from millstream.errors import UserCodeError
 from millstream.kernels.plan import ForeachSinkSpec, SinkPlan
+from millstream.views.coverage import OutputSink
 from millstream.views.retractions import with_diff_column
 from millstream.views.schema import Fence
 from millstream.views.sink import RunStart, SinkBatch
@@ -50,6 +51,10 @@ class ForeachSink:
     def begin_run(self, start: RunStart) -> int | None:
         self._checkpoint_id = start.checkpoint_id
         return None
+
+    def end_offsets(self) -> Mapping[OutputSink, Sequence[int]]:
+        """Return {}: rows have no offsets here."""
+        return {}
 
     def participates(self, part: SinkBatch) -> bool:
         return self.name in part.rows

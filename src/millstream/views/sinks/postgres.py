@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ import polars as pl
 from millstream.errors import ConfigError, FencedError
 from millstream.kernels.plan import SinkPlan
 from millstream.views.address import PostgresAddress, postgres_address
-from millstream.views.coverage import database_view_label, spans_to_json
+from millstream.views.coverage import OutputSink, database_view_label, spans_to_json
 from millstream.views.position import merge_positions
 from millstream.views.postgres.connection import PostgresConnection
 from millstream.views.postgres.reader import FORMAT, check_format
@@ -136,6 +136,10 @@ class PostgresSink:
                 "from an older time: restore both from the same."
             )
         return last
+
+    def end_offsets(self) -> Mapping[OutputSink, Sequence[int]]:
+        """Return {}: rows have no offsets here."""
+        return {}
 
     def participates(self, part: SinkBatch) -> bool:  # noqa: ARG002 - see the class
         return True

@@ -17,7 +17,7 @@ before, so the fence does not change after that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from millstream.client import connect
@@ -28,6 +28,7 @@ from millstream.errors import ConfigError, FencePassedError, FolderOwnedError
 from millstream.kernels.frames import SPLIT, TIME
 from millstream.kernels.plan import SinkPlan, TopicSinkSpec
 from millstream.threads import Threads
+from millstream.views.coverage import OutputSink, topic_label
 from millstream.views.schema import Fence
 from millstream.views.sink import RunStart, SinkBatch, check_written
 from millstream.views.sinks.topic_records import TopicRecords, to_records
@@ -105,6 +106,12 @@ class TopicsSink:
                 "name, and its topics too."
             )
         return fences.get(self._writer)
+
+    def end_offsets(self) -> Mapping[OutputSink, Sequence[int]]:
+        return {
+            (name, topic_label(spec.topic)): [end for _, end in self._reader.offsets(spec.topic)]
+            for name, spec in self._specs.items()
+        }
 
     def participates(self, part: SinkBatch) -> bool:
         return any(name in part.rows for name in self._specs)

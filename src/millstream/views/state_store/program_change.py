@@ -4,6 +4,8 @@
 a part                               verdict   because
 ===================================  ========  ==========================================================
 step, defined as before              keeps     its state is found by its definition, whatever its name is
+process function of a newer version  keeps     it has a way from the state of the older one: all else is defined as
+that migrates                                  before
 step, new or defined differently     rebuilds  its state has to be computed from the log
 step that is no longer there         drops     nothing reads its state any more
 step above or below one that         rebuilds  what a step has given out is not kept, and would be given
@@ -162,7 +164,11 @@ def pair_steps(stored: StoredProgram, now: StoredProgram) -> dict[str, str]:
 
 @dataclass
 class _Steps:
-    """Pairs the steps of two programs. ``again``: steps that are as before and are rebuilt; the key before, and why."""
+    """Pairs the steps of two programs.
+
+    ``again``: steps that are as before and are rebuilt; the key before, and why. ``migrated``: kept steps whose state
+    goes from an older version to a newer one, and what that is.
+    """
 
     stored: StoredProgram
     now: StoredProgram
@@ -170,6 +176,7 @@ class _Steps:
     kept: dict[str, str] = field(default_factory=dict)
     unclear: dict[str, str] = field(default_factory=dict)
     again: dict[str, tuple[str, str]] = field(default_factory=dict)
+    migrated: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         waiting: dict[str, list[str]] = {}
@@ -179,6 +186,7 @@ class _Steps:
             alike = waiting.get(canonical_text(_definition(self.now, key)))
             if alike:
                 self.kept[key] = alike.pop(0) if len(alike) > 1 else alike[0]
+        self._pair_migrated()
         if self.stored.versions != self.now.versions:
             self._pair_same_texts()
 
@@ -227,6 +235,27 @@ class _Steps:
                 waiting.append(key)
         self.again = {key: (self.kept.pop(key), text) for key, text in why.items()}
 
+    def _pair_migrated(self) -> None:
+        """Keep the state of process functions that have a way from the version that is stored."""
+        taken = {*self.kept.values()}
+        left = [key for key in self.stored.steps if key not in taken]
+        for key in self.now.steps:
+            if key in self.kept:
+                continue
+            found = [
+                old
+                for old in left
+                if _migrates(_definition(self.stored, old), _definition(self.now, key))
+            ]
+            if len(found) == 1:
+                left.remove(found[0])
+                self.kept[key] = found[0]
+                was, now = (
+                    _definition(program, one)["version"]
+                    for program, one in ((self.stored, found[0]), (self.now, key))
+                )
+                self.migrated[key] = f"its state is migrated from version {was} to {now}"
+
     def _pair_same_texts(self) -> None:
         """Keep, or find unclear, what reads as before and is described by other versions."""
         taken = {*self.kept.values()}
@@ -246,7 +275,8 @@ class _Steps:
             if key in self.kept:
                 before = self.stored.steps[self.kept[key]]["name"]
                 was = None if before == name else before
-                yield PartChange("step", name, "keeps", was=was, key=key)
+                migrated = (self.migrated[key],) if key in self.migrated else ()
+                yield PartChange("step", name, "keeps", migrated, was=was, key=key)
             elif key in self.again:
                 _, reason = self.again[key]
                 yield PartChange("step", name, "rebuilds", (reason,), topics=topics, key=key)
@@ -301,6 +331,22 @@ class _Steps:
 
 def _definition(program: StoredProgram, key: str) -> Any:
     return program.steps[key]["definition"]
+
+
+def _migrates(was: Any, now: Any) -> bool:
+    """Return whether a process function takes over the state of an older version of itself."""
+    if not (
+        now.get("migrates") and was.get("class") == now["class"] and was["version"] < now["version"]
+    ):
+        return False
+    same = [{name: one[name] for name in one if name not in _OF_VERSION} for one in (was, now)]
+    return canonical_text(same[0]) == canonical_text(same[1])
+
+
+_OF_VERSION = frozenset(
+    {"function", "states", "outputs", "version", "migrates", "processing_timers"}
+)
+"""What a newer version of a process function may define differently."""
 
 
 def _reasons(was: Any, now: Any) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ of the new one, in each of their reads, and never some of both:
 a crash after                                    leaves
 ===============================================  ===================================================================
 1. the run that switches has its number          the old program, its state and views; its runs are fenced
-2. runs of state are in the app's folder         the same, and files that no manifest names: a later run removes them
-3. the transaction is durable                    the new program, its state and views
+2. runs of state are where the app's are         the same, and objects that no manifest names: a later run removes them
+3. the transaction is durable                    the new program, its state and views, and which run has switched
 ===============================================  ===================================================================
 
 A view with the columns and key of before is brought to the new rows by changes, which its subscribers get as
@@ -27,6 +27,9 @@ import polars as pl
 from millstream.views.coverage import OutputCoverage, OutputSink
 from millstream.views.schema import ViewChange, ViewSchema
 from millstream.views.state_store.program_tables import RunProgram
+
+SWITCHED_BY = "switched_by"
+"""The description that has the number of the run that has switched last."""
 
 
 @dataclass(frozen=True)

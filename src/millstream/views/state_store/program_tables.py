@@ -6,8 +6,8 @@ One transaction updates both, once a run has begun in all sinks. The functions t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
 from millstream.errors import ConfigError, ConflictError
@@ -32,13 +32,15 @@ _DIVIDING = ("hash_seed", "bucket_count", "state_buckets")  # what says which bu
 class RunProgram:
     """A run that is to begin: its program and outputs, and when (RFC 3339).
 
-    ``same_expressions``: see :func:`millstream.views.state_store.program.check_same_program`.
+    ``same_expressions``: see :func:`millstream.views.state_store.program.check_same_program`. ``end_offsets`` are
+    where the next records of outputs come that are topics, once the run has begun there.
     """
 
     program: StoredProgram
     outputs: Mapping[OutputSink, OutputCoverage]
     at: str
     same_expressions: bool = False
+    end_offsets: Mapping[OutputSink, Sequence[int]] = field(default_factory=dict)
 
 
 def stored_program(db: Database, app: str, job: str) -> StoredProgram | None:
@@ -149,7 +151,10 @@ def next_outputs(
     """Return the coverage of all outputs of a job as of a run that is to begin."""
     same = partial(_same_definition, same_expressions=beginning.same_expressions)
     now = next_boundary(db, app, job, beginning.at)
-    return next_coverage(stored_outputs(db, app, job), beginning.outputs, now, same)
+    after = next_coverage(stored_outputs(db, app, job), beginning.outputs, now, same)
+    for output, offsets in beginning.end_offsets.items():
+        after[output] = after[output].begun_at(now, offsets)
+    return after
 
 
 def check_interrupted_batch(

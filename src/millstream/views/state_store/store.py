@@ -28,7 +28,12 @@ from millstream.views.sink import RunStart
 from millstream.views.staging import StagedChange, Stager
 from millstream.views.state_store import changelog, sqlite_values
 from millstream.views.state_store.database import Database
-from millstream.views.state_store.program_switch import ProgramSwitch, RebuiltView, difference
+from millstream.views.state_store.program_switch import (
+    SWITCHED_BY,
+    ProgramSwitch,
+    RebuiltView,
+    difference,
+)
 from millstream.views.state_store.program_tables import (
     RunProgram,
     put_program,
@@ -243,6 +248,8 @@ class StateStore(StateStoreReader):
         def put(db: Database) -> None:
             self._check_not_replaced(db)
             _check_newest(db, start)
+            if _switched_by(db, app) == start.run:
+                return  # the connection broke after the commit
             stored = stored_program(db, app, job)
             divided = None if stored is None else stored.partitioning
             was = fence_json(db, "position", app, job)
@@ -261,6 +268,7 @@ class StateStore(StateStoreReader):
             for view in switch.views:
                 self._replace_view(db, fence, view)
             put_program(db, app, job, switch.beginning, switch.coverage)
+            _put_description(db, app, SWITCHED_BY, start.run)
 
         self._write(put)
 
@@ -422,13 +430,7 @@ class StateStore(StateStoreReader):
         """
         if self.description(app, name) == json.loads(to_json(value)):
             return
-        self._write(
-            lambda db: db.execute(
-                "INSERT INTO _descriptions VALUES (?, ?, ?) "
-                "ON CONFLICT (app, name) DO UPDATE SET value = excluded.value",
-                (app, name, to_json(value)),
-            )
-        )
+        self._write(lambda db: _put_description(db, app, name, value))
 
     def put_run_description(self, start: RunStart, name: str, value: Any) -> None:
         """Store a description of an app for the run that has begun, in one transaction with a look at the fence.
@@ -440,11 +442,7 @@ class StateStore(StateStoreReader):
         def put(db: Database) -> None:
             self._check_not_replaced(db)
             _check_newest(db, start)
-            db.execute(
-                "INSERT INTO _descriptions VALUES (?, ?, ?) "
-                "ON CONFLICT (app, name) DO UPDATE SET value = excluded.value",
-                (start.app, name, to_json(value)),
-            )
+            _put_description(db, start.app, name, value)
 
         self._write(put)
 
@@ -544,6 +542,22 @@ def _add_record(db: Database, fence: Fence, record: Mapping[str, Any]) -> None:
     db.execute(
         "DELETE FROM _batches WHERE app = ? AND job = ? AND batch_id <= ?",
         (*job, fence.batch_id - BATCHES_KEPT),
+    )
+
+
+def _switched_by(db: Database, app: str) -> int | None:
+    """Return the run that has switched last; None if none has."""
+    row = db.execute(
+        "SELECT value FROM _descriptions WHERE app = ? AND name = ?", (app, SWITCHED_BY)
+    ).fetchone()
+    return None if row is None else int(json.loads(row[0]))
+
+
+def _put_description(db: Database, app: str, name: str, value: Any) -> None:
+    """Store a description of an app, as JSON."""
+    db.execute(
+        "INSERT INTO _descriptions VALUES (?, ?, ?) ON CONFLICT (app, name) DO UPDATE SET value = excluded.value",
+        (app, name, to_json(value)),
     )
 
 

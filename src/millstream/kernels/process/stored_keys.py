@@ -1,0 +1,257 @@
+"""The state of keys as it is stored: a row for each key, in columns of the types that were declared.
+
+Rows are read and replaced key by key (:mod:`millstream.kernels.state.keyed_rows`). A row has the columns of the key,
+what each state holds (of a list a list, of a map a list of its items), when each state with a ``ttl`` was last
+written, the event time of the key's last call, and its timers. A key of which there is nothing to know has no row.
+
+State has the version of the function that wrote it. State of an older version is read, migrated and written as a
+whole, in parts of some hundred thousand keys, in the first batch of the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from millstream.errors import CorruptionError, UserCodeError
+from millstream.kernels.errors.user_code import FAILURES, UnusableRowError, error_reason
+from millstream.kernels.frames import HASH, WEIGHT
+from millstream.kernels.process.declarations import StateDeclaration, StateKind
+from millstream.kernels.process.key_state import EMPTY, KeyStates
+from millstream.kernels.state.hash_order import sorted_distinct
+from millstream.kernels.state.keyed_rows import KeyedRows
+from millstream.kernels.state.keyhash import Hashes
+from millstream.kernels.state.operator_state import OperatorState
+
+FORMAT = 1  # of what is stored; a change of it needs a way from the one before
+_FORMAT_VALUE = "process.format"
+_VERSION_VALUE = "process.state_version"  # of the function
+_KINDS_VALUE = "process.kinds"  # of its states, by name: how a column is read by a later version
+_NOW = "__now"  # Int64: the event time of the key's last call
+_TIMERS, _PROCESSING_TIMERS = "__timers", "__processing_timers"  # List(Int64)
+_MIGRATED_KEYS = 200_000  # at a time
+
+Migration = Callable[[int, dict[str, Any]], dict[str, Any]]
+
+
+def _state_column(name: str) -> str:
+    return f"__state.{name}"
+
+
+def _written_column(name: str) -> str:
+    return f"__written.{name}"
+
+
+@dataclass(frozen=True)
+class StoredKey:
+    """What is held of one key: its states, when they were last written, the time of its last call, its timers."""
+
+    values: Sequence[Any]
+    written_us: Sequence[int | None]
+    now_us: int
+    timers_us: list[int]
+    processing_timers_ms: list[int]
+
+
+@dataclass(frozen=True)
+class StateColumns:
+    """The columns of stored keys: those of the key, with their types, and those of its states."""
+
+    key: tuple[tuple[str, pl.DataType], ...]
+    states: tuple[tuple[str, StateDeclaration], ...]
+
+    @property
+    def schema(self) -> dict[str, pl.DataType]:
+        """All columns."""
+        integers = pl.List(pl.Int64())
+        written = {_written_column(n): pl.Int64() for n, one in self.states if one.ttl_us}
+        return {
+            **dict(self.key),
+            **{_state_column(name): one.stored_dtype for name, one in self.states},
+            **written,
+            _NOW: pl.Int64(),
+            _TIMERS: integers,
+            _PROCESSING_TIMERS: integers,
+            WEIGHT: pl.Int64(),
+            HASH: pl.UInt64(),
+        }
+
+    def keys_of(self, rows: pl.DataFrame) -> list[StoredKey]:
+        """Return what rows hold, in their order."""
+        columns = [held_values(rows[_state_column(n)], one.kind) for n, one in self.states]
+        written = [
+            rows[_written_column(name)].to_list() if one.ttl_us else [None] * rows.height
+            for name, one in self.states
+        ]
+        values_of = zip(*columns, strict=True) if columns else iter([()] * rows.height)
+        written_of = zip(*written, strict=True) if written else iter([()] * rows.height)
+        rest = (rows[name].to_list() for name in (_NOW, _TIMERS, _PROCESSING_TIMERS))
+        return [StoredKey(*one) for one in zip(values_of, written_of, *rest, strict=True)]
+
+
+def held_values(column: pl.Series, kind: StateKind) -> list[Any]:
+    """Return what a column of states holds, as the user's code sees it; None where there is nothing."""
+    values = column.to_list()
+    if kind != "map":
+        return values
+    return [
+        None if items is None else {item["key"]: item["value"] for item in items}
+        for items in values
+    ]
+
+
+@dataclass
+class StoredRows:
+    """Collects what is to be stored of keys, column by column."""
+
+    columns: StateColumns
+    parts: dict[str, list[Any]] = field(init=False)
+    places: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        own = {name for name, _ in self.columns.key} | {WEIGHT, HASH}
+        self.parts = {name: [] for name in self.columns.schema if name not in own}
+
+    def add(
+        self,
+        place: int,
+        states: KeyStates,
+        now_us: int,
+        timers_us: list[int],
+        processing_timers_ms: list[int],
+    ) -> None:
+        """Add a key that is at a place among others."""
+        self.places.append(place)
+        parts, cells = self.parts, states.cells
+        for number, (name, one) in enumerate(self.columns.states):
+            value = cells.values[number]
+            if one.kind == "map":
+                value = [{"key": key, "value": item} for key, item in value.items()]
+            parts[_state_column(name)].append(value)
+            if one.ttl_us:
+                parts[_written_column(name)].append(cells.written_us[number])
+        parts[_NOW].append(now_us)
+        parts[_TIMERS].append(timers_us)
+        parts[_PROCESSING_TIMERS].append(processing_timers_ms)
+
+    def frame(self, keys: pl.DataFrame) -> pl.DataFrame:
+        """Return the rows; ``keys`` are those among which the places are, with their hashes."""
+        schema = self.columns.schema
+        made = [_column(name, values, schema[name]) for name, values in self.parts.items()]
+        rows = keys[self.places].hstack(made).with_columns(pl.lit(1, pl.Int64).alias(WEIGHT))
+        return rows[[*schema]]
+
+
+def _column(name: str, values: list[Any], dtype: pl.DataType) -> pl.Series:
+    """Return a column of values, which were checked when they were given."""
+    if not dtype.is_nested():
+        return pl.Series(name, values, dtype, strict=True)
+    # polars makes a column of each of the lists first, which takes ten times as long.
+    arrow = pl.Series([], dtype=dtype).to_arrow().type
+    return pl.Series(name, pa.array(values, arrow)).cast(dtype)
+
+
+@dataclass(frozen=True)
+class StoredKeys:
+    """The stored keys of one step in one bucket. ``migration`` is what an older version's state goes through."""
+
+    step: str
+    state: OperatorState
+    columns: StateColumns
+    version: int
+    migration: Migration
+
+    def open(self) -> None:
+        """Make sure that what is stored is of this version; migrate it, if it is of an older one.
+
+        Raises:
+            CorruptionError: it has another format.
+        """
+        values = self.state.values
+        stored = values.setdefault(_FORMAT_VALUE, FORMAT)
+        if stored != FORMAT:
+            raise CorruptionError(
+                f"The state of step {self.step!r} has format {stored}, and this version of Millstream reads format "
+                f"{FORMAT}. Run the version that wrote it, or rebuild the state (millstream reset)."
+            )
+        before = values.setdefault(_VERSION_VALUE, self.version)
+        kinds = values.get(_KINDS_VALUE, {})
+        if before != self.version:
+            self._migrate(before, kinds)
+        values[_VERSION_VALUE] = self.version
+        values[_KINDS_VALUE] = {name: one.kind for name, one in self.columns.states}
+
+    @property
+    def rows(self) -> KeyedRows:
+        return self._rows(self.version)
+
+    def _rows(self, version: int) -> KeyedRows:
+        """Return the rows of a version: in a family of their own, as runs of one family have the same columns."""
+        return KeyedRows(self.state, f"keys.{version}", WEIGHT)
+
+    def _migrate(self, version: int, kinds: Mapping[str, StateKind]) -> None:
+        old = self._rows(version)
+        for hashes in _in_parts(_hashes(old)):
+            held = old.get(hashes)
+            if held is not None:
+                there = sorted_distinct(held[HASH].to_numpy())
+                self.rows.put(there, self._migrated(held, version, kinds))
+        for slot in [*old.runs.slots]:
+            old.runs.drop_slot(slot)
+        self.state.families.pop(old.family, None)
+        self.state.values.pop(f"{old.family}.version", None)
+
+    def _migrated(
+        self, held: pl.DataFrame, version: int, kinds: Mapping[str, StateKind]
+    ) -> pl.DataFrame:
+        """Return rows of an older version as this one has them."""
+        before = {
+            name: held_values(held[_state_column(name)], kind) for name, kind in kinds.items()
+        }
+        states, made = KeyStates(self.columns.states), StoredRows(self.columns)
+        others = [held[name].to_list() for name in (_NOW, _TIMERS, _PROCESSING_TIMERS)]
+        for place, (now_us, timers, processing) in enumerate(zip(*others, strict=True)):
+            was = {
+                name: EMPTY[kinds[name]]() if values[place] is None else values[place]
+                for name, values in before.items()
+            }
+            states.load_nothing()
+            states.begin(now_us)
+            try:
+                self._assign(states, self.migration(version, was))
+            except FAILURES as error:
+                raise self._refusal(error, held[place], version) from error
+            if not states.is_empty() or timers or processing:
+                made.add(place, states, now_us, timers, processing)
+        return made.frame(held[[*(name for name, _ in self.columns.key), HASH]])
+
+    def _assign(self, states: KeyStates, given: Mapping[str, Any]) -> None:
+        names = [name for name, _ in self.columns.states]
+        for name, value in given.items():
+            if name not in names:
+                raise UnusableRowError(
+                    f"it returns a state {name!r}, and those that are declared are {', '.join(names)}"
+                )
+            setattr(states.state, name, value)
+
+    def _refusal(self, error: BaseException, held: pl.DataFrame, version: int) -> UserCodeError:
+        key = held.select([name for name, _ in self.columns.key]).row(0, named=True)
+        return UserCodeError(
+            f"migrate of step {self.step!r} failed on the state of version {version} of the key {key}: "
+            f"{error_reason(error)}. Correct it; nothing was changed.",
+            step=self.step,
+        )
+
+
+def _hashes(rows: KeyedRows) -> Hashes:
+    found = [part[HASH].to_numpy() for slot in rows.runs.slots for part in rows.runs.scan(slot)]
+    return sorted_distinct(np.concatenate(found)) if found else np.empty(0, np.uint64)
+
+
+def _in_parts(hashes: Hashes) -> list[Hashes]:
+    return [hashes[at : at + _MIGRATED_KEYS] for at in range(0, len(hashes), _MIGRATED_KEYS)]

@@ -1,0 +1,185 @@
+"""Process functions over a stream: checked where they are declared, and built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import get_args
+
+from millstream.choices import choose, did_you_mean
+from millstream.errors import ConfigError
+from millstream.kernels.column_types import check_column
+from millstream.kernels.errors.user_code import OnError, UnusableRowError, UserCode
+from millstream.kernels.late import LATE_COLUMNS
+from millstream.kernels.process.declarations import StateDeclaration
+from millstream.kernels.process.function import VERSION_MAX, ProcessFunction, states_of
+from millstream.kernels.process.operator import KeyedProcess, OutputColumns, RowOrder
+from millstream.kernels.process.side_outputs import SelectOutput
+from millstream.kernels.process.values import conversion
+from millstream.pipeline.checks import declared_at, require_free, require_unreserved, whole_number
+from millstream.pipeline.graph import (
+    DataFrameNode,
+    GraphNode,
+    OperatorNode,
+    StepNode,
+    parents,
+)
+from millstream.pipeline.schema import ColumnTypes
+from millstream.pipeline.shape import StreamShape
+from millstream.pipeline.stateless import FrameSchema, declared_columns
+
+_OUTPUTS_MAX = 1000
+
+
+def build_process(
+    shape: StreamShape,
+    node: GraphNode,
+    function: ProcessFunction,
+    by: tuple[str, ...],
+    *,
+    schema: FrameSchema,
+    side_outputs: Mapping[str, FrameSchema] | None,
+    order: RowOrder,
+    on_error: OnError,
+    name: str | None,
+) -> tuple[GraphNode, StreamShape]:
+    """Check what is declared; return the node of the main output, and its shape."""
+    _check_function(function)
+    _check_events(shape)
+    choose("process's order", order, get_args(RowOrder))
+    main = _columns("process's schema", schema)
+    outputs: list[tuple[str | None, OutputColumns]] = [(None, tuple(main.items()))]
+    for output, given in _named(side_outputs):
+        outputs.append((output, tuple(_columns(f"The side output {output!r}", given).items())))
+    states = states_of(function)
+    _check_states(states)
+    processing_timers = function.defines("on_processing_timer")
+    if processing_timers and _reads_dataframes(node):
+        raise ConfigError(
+            "process is given a function with on_processing_timer, and the stream comes from a DataFrame of Spark's, "
+            "whose batches have no clock. Use event-time timers: on_timer."
+        )
+    side_output = shape.late_policy == "side"
+    if side_output:
+        require_free(LATE_COLUMNS, shape.columns, "process gives late rows")
+    step = shape.names.unique(name or f"process({type(function).__name__})")
+    kernel = KeyedProcess(
+        name=step,
+        by=by,
+        function=function,
+        states=states,
+        outputs=tuple(outputs),
+        columns=tuple(shape.columns.items()),
+        order=order,
+        lateness_us=shape.lateness_us,
+        side_output=side_output,
+        version=whole_number(function.version, 1, VERSION_MAX, "The version of the function"),
+        migrates=function.defines("migrate"),
+        processing_timers=processing_timers,
+        code=UserCode(step, declared_at(), on_error),
+    )
+    made = StreamShape(
+        columns=main,
+        late_columns={**shape.columns, **LATE_COLUMNS} if side_output else None,
+        names=shape.names,
+    )
+    operator = OperatorNode((node,), kernel)
+    return (operator if len(outputs) == 1 else _output_node(operator, kernel, 0)), made
+
+
+def side_output_of(
+    node: GraphNode, shape: StreamShape, output: str
+) -> tuple[GraphNode, StreamShape]:
+    """Return the node and the shape of a side output of the process function right above.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    operator = process_node(node)
+    kernel = operator.kernel if operator is not None else None
+    if operator is None or not isinstance(kernel, KeyedProcess):
+        raise ConfigError(
+            "The stream has no side outputs. What process(…, side_outputs={…}) returns has those that are declared there."
+        )
+    names = [name for name, _ in kernel.outputs[1:]]
+    if output not in names:
+        there = ", ".join(map(str, names)) or "(none)"
+        raise ConfigError(
+            f"{kernel.name} has no side output {output!r}. Those that are declared are {there}."
+            f"{did_you_mean(str(output), [name for name in names if name is not None])}"
+        )
+    number = 1 + names.index(output)
+    made = StreamShape(columns=dict(kernel.outputs[number][1]), names=shape.names)
+    return _output_node(operator, kernel, number), made
+
+
+def process_node(node: GraphNode) -> OperatorNode | None:
+    """Return the stateful step whose main output a node is; None if it is no such output."""
+    if isinstance(node, StepNode) and isinstance(node.step, SelectOutput) and not node.step.number:
+        node = node.parent
+    return node if isinstance(node, OperatorNode) else None
+
+
+def _output_node(operator: OperatorNode, kernel: KeyedProcess, number: int) -> StepNode:
+    output, columns = kernel.outputs[number]
+    name = f"{kernel.name}[{'main' if output is None else output}]"
+    step = SelectOutput(name, number, tuple(column for column, _ in columns))
+    return StepNode(operator, step, columns, UserCode(name, kernel.code.declared))
+
+
+def _check_function(function: object) -> None:
+    if not isinstance(function, ProcessFunction):
+        raise ConfigError(
+            f"process is given {function!r}. Give an instance of a class of yours that derives from "
+            "ms.ProcessFunction."
+        )
+
+
+def _check_events(shape: StreamShape) -> None:
+    if shape.is_late:
+        raise ConfigError("process comes after late rows. View them, or send them to a topic.")
+    if shape.is_table or shape.mode not in (None, "final"):
+        raise ConfigError(
+            "process comes after rows that may be replaced or taken back, and a function cannot take back what it did "
+            'with them. Emit "final" above, or process the events before the window or table.'
+        )
+
+
+def _named(side_outputs: Mapping[str, FrameSchema] | None) -> list[tuple[str, FrameSchema]]:
+    if side_outputs is None:
+        return []
+    if not isinstance(side_outputs, Mapping):
+        raise ConfigError(
+            f'side_outputs is {side_outputs!r}. Give the schema of each by its name: {{"alerts": Alert}}.'
+        )
+    for name in side_outputs:
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"side_outputs has the name {name!r}. Give a text, such as 'alerts'.")
+    if len(side_outputs) > _OUTPUTS_MAX:
+        raise ConfigError(
+            f"side_outputs has {len(side_outputs)} names, and may have {_OUTPUTS_MAX}. Put a column into the rows instead."
+        )
+    return [*side_outputs.items()]
+
+
+def _columns(what: str, schema: FrameSchema) -> ColumnTypes:
+    columns = declared_columns(schema, what)
+    if not columns:
+        raise ConfigError(f"{what} has no column. Say which it has: {{'user': pl.String}}.")
+    return columns
+
+
+def _check_states(states: tuple[tuple[str, StateDeclaration], ...]) -> None:
+    for name, one in states:
+        require_unreserved(name, "The function")
+        check_column(name, one.stored_dtype)
+        if one.default is None:
+            continue
+        try:
+            conversion(one.dtype, f"The default of the state {name!r}")(one.default)
+        except UnusableRowError as error:
+            raise ConfigError(f"{error}. Give a default of that type.") from error
+
+
+def _reads_dataframes(node: GraphNode) -> bool:
+    """Return whether a DataFrame of Spark's is among the sources of a node."""
+    return isinstance(node, DataFrameNode) or any(map(_reads_dataframes, parents(node)))
