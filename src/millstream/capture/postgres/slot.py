@@ -133,8 +133,8 @@ def _unlike_slot(
     wal_status, confirmed, temporary, synced, invalid = found
     if promoted and (synced != "true" or temporary):
         return (
-            f"{slot}, where a standby was promoted or a backup restored, was not copied from the primary that was "
-            f"captured: what it has of the changes since {lsn_text(lsn)} is not known."
+            f"{slot} was not copied from the primary that was captured, and the timeline is another one: a standby was "
+            f"promoted, or a backup restored. What the slot has of the changes since {lsn_text(lsn)} is not known."
         )
     if invalid and invalid != "wal_removed":
         return f"{slot} was made invalid by the server ({invalid}): the changes since {lsn_text(lsn)} are gone."
