@@ -13,9 +13,12 @@ def some(count: int) -> int:
     return max(5, count * PERCENT // 100)
 
 
-def steps_to_die_at() -> Iterator[int]:
-    """Yield the numbers of the steps at which a process dies, from 1: all, or this run's share, evenly spaced."""
-    stride = max(1, 100 // PERCENT)
+def steps_to_die_at(*, slow: bool = False) -> Iterator[int]:
+    """Yield the numbers of the steps at which a process dies, from 1: all, or this run's share, evenly spaced.
+
+    A third of that share, where each is slow.
+    """
+    stride = max(1, 100 // PERCENT) * (3 if slow and PERCENT < 100 else 1)
     return itertools.count(random.randint(1, stride), stride)
 
 

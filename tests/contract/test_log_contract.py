@@ -346,7 +346,7 @@ def test_r4_a_time_gives_the_first_record_as_old_or_younger(log: EventLog) -> No
     with log.producer() as producer:
         for at in times:
             producer.send("t", b"x", timestamp_ms=at).result(WAIT_S)
-    for moment in (0, 1000, 1001, 3000, 3001, 5000, 5001, 9000, 9001):
+    for moment in (-2000, -2, -1, 0, 1000, 1001, 3000, 3001, 5000, 5001, 9000, 9001):
         wanted = next((n for n, at in enumerate(times) if at >= moment), len(times))
         assert log.offset_for_time("t", 0, moment) == wanted, moment
 

@@ -89,10 +89,16 @@ class VersionRuns:
             self._last[app] = self._begin(app, action, stop=stop)
 
     def _begin(self, app: str, action: VersionAction, *, stop: bool) -> _Run:
-        command = [sys.executable, "-m", "millstream", action, self._programs[app]]
-        command += ["--log", str(self._log)]
+        file = self._programs[app]
+        command = [sys.executable, "-m", "millstream", action, "--log", str(self._log)]
+        if Path(file).is_file():  # otherwise it is FILE:APP
+            command += [
+                "--app",
+                app,
+            ]  # and not the only one that the file declares, if that is another
         if stop and action in ("deploy", "rollback"):
             command.append("--stop")
+        command += ["--", file]
         output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the run
         # What it prints goes to a file: nobody may be there to read a pipe.
         process = subprocess.Popen(  # noqa: S603 - our own command, on a file that whoever started us has named

@@ -124,7 +124,8 @@ class Operator(Protocol):
         """Whether it emits, in the batch of their arrival, only rows of its first input.
 
         They may get more columns. Such rows keep their split and the watermark that was in force before
-        them, so the next operator decides on their lateness as if they came straight from the source.
+        them, so the next operator decides on their lateness as if they came straight from the source;
+        rows that are taken back with what they were given lose both, and the next operator goes by its own watermark.
         Of other inputs neither rows nor time are passed on: no watermark waits for them.
         """
         ...

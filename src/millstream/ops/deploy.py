@@ -358,6 +358,9 @@ class Deployment:
             refusal = previous.begin(run, part, ends, partial_ok=self.back)
             if self.back and refusal is not None:
                 raise _cannot_go_back(self.app, refusal)
+        if starts is not None:
+            # Of topics that only outputs read, nothing is rebuilt: their rows would be discarded.
+            starts = {topic: starts.get(topic, tuple(offsets)) for topic, offsets in ends.items()}
         run.run(ends, count, starts=starts, partitioning=dict(self.stored.partitioning))
         return sum(read)
 
@@ -469,7 +472,8 @@ class Deployment:
             if begun is None:
                 return (CoverageSpan(since, compacted=compacted),)
             *before, last = begun.spans[view]
-            return (*before, replace(last, compacted=compacted or last.compacted))
+            every = tuple(sorted({*compacted, *last.compacted}))
+            return (*before, replace(last, compacted=every))
 
         return {
             (name, label): replace(one, spans=spans(name))

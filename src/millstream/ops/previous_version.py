@@ -12,6 +12,7 @@ rollback (`ops/rollback.py`) begins nowhere else.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -49,6 +50,7 @@ from millstream.views.runs.version_folders import (
 )
 from millstream.views.schema import JOB, Fence, ViewChange, ViewSchema
 from millstream.views.state_store.program import StoredProgram
+from millstream.views.state_store.program_paths import ProgramPaths
 from millstream.views.state_store.program_tables import RunProgram
 from millstream.views.state_store.store import StateStore
 from millstream.views.store_location import STATE_STORE_FILE, open_state_store
@@ -318,6 +320,8 @@ class _KeptPart:
         if len(self.keys) < len(self._now.steps):
             yield "it has other steps"
         yield from self._lacking_views(partial_ok=partial_ok)
+        if not partial_ok:
+            yield from self._steps_perhaps_partial()
         if has_read_past(self.position, self.ends):
             yield "the app was restored to a time before it was left, and has not read all that it had read"
         if has_lost_records(log, self.offset, self.ends):
@@ -332,6 +336,16 @@ class _KeptPart:
                 yield f"it has not the rows of the view {schema.name!r}"
             elif not partial_ok and not is_complete(known.spans):
                 yield f"its view {schema.name!r} {partial_note(known.spans)}"
+
+    def _steps_perhaps_partial(self) -> Iterator[str]:
+        """Yield the steps of which no view says that they are of all records: the coverage of topics does not."""
+        paths, whole = ProgramPaths(self.program), set[str]()
+        for one in self._outputs.values():
+            if is_complete(one.spans):
+                whole |= paths.steps_of(json.loads(one.definition))
+        for key in sorted({*self.keys.values()} - whole):
+            name = self.program.steps[key]["name"]
+            yield f"no view says whether its step {name!r} was computed of all records"
 
     @cached_property
     def _outputs(self) -> dict[str, OutputCoverage]:

@@ -40,7 +40,8 @@ class ReplayStart:
             if isinstance(found, datetime):
                 if time_ms is not None:
                     raise ConfigError(f"--from has two times, the second is {text}: give one.")
-                time_ms = to_timestamp_ms(found)
+                # Records have whole milliseconds: the first one of a time between two is at the second.
+                time_ms = to_timestamp_ms(found) + bool(found.microsecond % 1000)
                 continue
             at, offset = found
             if at in offsets:

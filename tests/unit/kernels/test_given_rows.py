@@ -103,11 +103,12 @@ def test_a_row_whose_call_failed_has_one_letter_and_is_taken_back_without_a_trac
     kernel = Kernel.of(found)
     result = kernel.batch([Change(5, "a", 1, 1), Change(5, "b", 1, 1), Change(5, "b", 1, 1)], 0)
     assert [row[1] for row in rows_of(result.rows)] == ["a"]
-    assert result.failed.rows.select("key", "n").rows() == [("b", 1)] * 2
+    (failed,) = result.failed
+    assert failed.rows.select("key", "n").rows() == [("b", 1)] * 2
     assert result.counts["dead"] == 2
     result = kernel.batch([Change(5, "b", 1, -1), Change(5, "a", 1, -1)], 0)
     assert [row[:2] for row in rows_of(result.rows)] == [(-1, "a")]
-    assert result.failed is None
+    assert result.failed == ()
 
 
 # ── looked up ───────────────────────────────────────────────────────────────────────────────────

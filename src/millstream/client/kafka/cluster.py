@@ -444,6 +444,10 @@ class Cluster:
     def offset_for_time(self, topic: str, partition: int, at_ms: int, isolation: Isolation) -> int:
         """Return the first offset of this time or later; the end if there is none."""
         self.check_partition(topic, partition)
+        if (
+            at_ms < 0
+        ):  # brokers take -1 for the end and -2 for the start; no record is older than that
+            return self.offsets(topic, isolation)[partition][0]
         spec = OffsetSpec.for_timestamp(at_ms)
         (found,) = self.list_offsets([KafkaTopicPartition(topic, partition)], spec, isolation)
         return found if found >= 0 else self.offsets(topic, isolation)[partition][1]

@@ -38,6 +38,7 @@ from starlette.routing import Route
 
 from millstream.errors import (
     ConfigError,
+    ConflictError,
     MillstreamError,
     OffsetOutOfRangeError,
     RetriableError,
@@ -80,6 +81,7 @@ _STATUS: StatusTable = (
     (UnknownViewError, 404),
     (OffsetOutOfRangeError, 410),
     (ConfigError, 400),
+    (ConflictError, 409),
     (RetriableError, 503),
     (MillstreamError, 500),
 )

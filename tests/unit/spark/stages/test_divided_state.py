@@ -244,7 +244,7 @@ def test_a_death_at_any_write_changes_no_answer_and_leaves_no_file_for_good(
     run(plans, batches, begun, 2)
     rescale("counts", begun, buckets=first)
     run(plans, batches, begun, 3)
-    for number in steps_to_die_at():
+    for number in steps_to_die_at(slow=True):
         folder = tmp_path / str(number)
         shutil.copytree(begun, folder)
         with monkeypatch.context() as patch:
@@ -271,7 +271,7 @@ def test_a_death_at_any_request_changes_no_answer_and_leaves_no_object_for_good(
     url = parse_state_url(s3_url)
     begun = tmp_path / "begun"
     run(plans, batches, begun, 2, StatePlace(url, "begun"))
-    for number in steps_to_die_at():
+    for number in steps_to_die_at(slow=True):
         folder, place = tmp_path / str(number), StatePlace(url, str(number))
         shutil.copytree(begun, folder)
         source, target = (ObjectClient(f"{url.text}/{name}/runs") for name in ("begun", number))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import urllib.error
 import urllib.request
+from contextlib import closing
 
 import pytest
 from edited_app import EditedApp, answers, events, per_kind
@@ -89,9 +91,19 @@ def test_an_edit_is_planned_and_another_command_waits_for_it(edited, url, runs):
     assert post(url, "plan")[1]["running"] is True
     with pytest.raises(ConflictError, match="millstream plan runs for ads"):
         runs.start("ads", "compare", stop=False)
+    assert post(url, "deploy")[0] == 409
     found = ended(url)
     assert (found["action"], found["exit_code"], found["file"]) == ("plan", 3, str(edited.file))
     assert "rebuilds  step 'per_kind'" in found["output"]
+
+
+def test_the_only_app_of_a_file_is_not_taken_for_the_one_that_was_asked_for(edited):
+    edited.file.rename(edited.folder / "-app.py")
+    runs = VersionRuns(edited.log, {"other": "-app.py"})
+    with closing(runs), contextlib.chdir(edited.folder):
+        runs.start("other", "plan", stop=False)
+        runs._last["other"].process.wait(WAIT_S)
+        assert "none is 'other'" in runs.read("other")["output"]
 
 
 def test_a_server_without_programs_offers_nothing(edited):
