@@ -72,7 +72,6 @@ LOWERED: dict[str, dict[str, float]] = {
     "kernels.state.timers": {"_SLOTS_PER_WAIT": 2, "_SLOT_US_MIN": 1},
     "kernels.dedup.signed_dedup": {"_SLOTS": 2, "_SLOT_US_MIN": 1},
     "kernels.final_rows": {"_SLOTS_PER_LATENESS": 1, "_SLOT_US_MIN": 1},
-    "kernels.given_rows": {"_SLOT_US_MIN": 1},  # its other number is the same as that above
     "kernels.process.stored_keys": {"_MIGRATED_KEYS": 1},
     "kernels.sessions.batch": {"_SLOT_CLOCK_MS": 1},
     "kernels.sessions.config": {"_SLOTS_PER_GAP": 1},
