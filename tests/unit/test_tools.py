@@ -83,6 +83,31 @@ def test_the_s3_server_is_built_once_where_go_is(
     assert tool.why_no_s3() == "", "it is there: nothing is built"
 
 
+@pytest.mark.parametrize("tool", ["services"], indirect=True)
+def test_the_server_of_azures_protocol_is_installed_once_where_npm_is(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    installed, ends = tmp_path / "cache/azurite", [1, 0]
+    monkeypatch.delenv("MILLSTREAM_AZURITE", raising=False)
+    monkeypatch.setattr(tool, "AZURE_SERVER", installed)
+    monkeypatch.setattr(tool.shutil, "which", lambda _: None)
+    assert "no npm here" in tool.why_no_azure()
+
+    def install(command: list[str], **_: object) -> object:
+        made = Path(command[command.index("--prefix") + 1])
+        made.mkdir()
+        (made / "half").touch()
+        return subprocess.CompletedProcess([], ends.pop(0), "npm error: no network\n")
+
+    monkeypatch.setattr(tool.shutil, "which", lambda name: name if name == "npm" else None)
+    monkeypatch.setattr(tool.subprocess, "run", install)
+    assert tool.why_no_azure() == "npm could not install azurite and said: npm error: no network"
+    assert not installed.exists()
+    assert tool.why_no_azure() == ""
+    assert [path.name for path in installed.parent.iterdir()] == ["azurite"]
+    assert tool.why_no_azure() == "", "it is there: nothing is installed"
+
+
 def test_every_file_of_tests_that_is_named_is_there() -> None:
     programs = [*(ROOT / "tools").glob("*.py"), ROOT / "tests" / "conftest.py"]
     named = {
