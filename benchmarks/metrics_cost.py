@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 from _measure import TICKS, spread, table, tree_cpu_s
@@ -159,10 +159,11 @@ def has_committed(log):
     from millstream.views.reader import state_store_location
     from millstream.views.store_location import open_state_store
 
-    with suppress(ConfigError):  # its store is not there yet
+    try:
         with open_state_store(state_store_location(log, "bench"), readonly=True) as store:
             return bool(store.status("bench"))
-    return False
+    except ConfigError:  # its store is not there yet
+        return False
 
 
 def pipeline(seconds, *, scraped):
