@@ -311,12 +311,16 @@ class FrameCalls:
             for name, dtype in self._types.items()
         ]
         state = pl.DataFrame(made)
+        self._check_maps(state)
         if self.has_timers:
             state = state.with_columns(pl.col(TIMERS).list.drop_nulls().list.unique().list.sort())
-        return self._defaults(_placed(state, numbers, count))
+        return with_defaults(_placed(state, numbers, count), self.columns)
 
-    def _defaults(self, state: pl.DataFrame) -> pl.DataFrame:
-        return with_defaults(state, self.columns)
+    def _check_maps(self, state: pl.DataFrame) -> None:
+        for name in (name for name, one in self.columns.states if one.kind == "map"):
+            keys = state[name].list.eval(pl.element().struct.field("key"))
+            if (keys.list.n_unique() < keys.list.len()).any():
+                raise UnusableRowError(f"The state {name!r} has a key of a map twice")
 
 
 def _placed(state: pl.DataFrame, numbers: Int64s, count: int) -> pl.DataFrame:
