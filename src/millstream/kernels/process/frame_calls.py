@@ -302,7 +302,7 @@ class FrameCalls:
                 f"the state that is returned has no column {', '.join(missing)}; it has {', '.join(returned.columns)}"
             )
         numbers = key_numbers(returned, count)
-        if len(np.unique(numbers)) < len(numbers):
+        if np.bincount(numbers).max(initial=0) > 1:
             raise UnusableRowError(
                 "the state that is returned has several rows of one key. Aggregate them by __key"
             )
