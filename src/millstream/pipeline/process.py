@@ -179,6 +179,11 @@ def _columns(what: str, schema: FrameSchema) -> ColumnTypes:
 
 
 def _check_frame_states(states: tuple[tuple[str, StateDeclaration], ...]) -> None:
+    if not states:
+        raise ConfigError(
+            "process is given a FrameFunction that declares no state. Declare one, such as count = "
+            "ms.value_state(pl.Int64, default=0); rows that need none are for map_frames."
+        )
     for name, one in states:
         if one.ttl_us is not None:
             raise ConfigError(

@@ -318,6 +318,11 @@ class Forgets(Fold):
     items = ms.list_state(pl.Int64, ttl="1 day")
 
 
+class Stateless(ms.FrameFunction):
+    def on_rows(self, context, rows, state):
+        return state
+
+
 class Nested(Fold):
     total = ms.value_state(pl.List(pl.Int64), default=[1])
 
@@ -326,6 +331,7 @@ class Nested(Fold):
     ("function", "message"),
     [
         (Forgets(), "has a ttl, and a frame does not say"),
+        (Stateless(), "declares no state"),
         (Nested(), "of a nested type. Leave it out"),
     ],
 )
