@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession as SparkSession  # noqa: PLC0414 - as above
     from pyspark.sql.streaming.query import StreamingQuery
 
+_WHOLE_STAGE = "spark.sql.codegen.wholeStage"
 _POLL_S = 0.02
 _log = logging.getLogger(__name__)
 
@@ -394,10 +395,11 @@ class _Query:
     def _start(self) -> StreamingQuery:
         # For native steps that have state of Spark's own: it freezes this number in the checkpoint.
         self.spark.conf.set("spark.sql.shuffle.partitions", self.metadata.shuffle_partitions)
-        # Frames are few rows: compiling code for them only delays the first batches.
+        # Frames are few rows: writing and compiling code for them takes longer than to do without, in each batch.
         only_frames = not (self.plan.frames or self.plan.natives)
         mode = "NO_CODEGEN" if only_frames else "FALLBACK"
         self.spark.conf.set("spark.sql.codegen.factoryMode", mode)
+        whole_stage = self.spark.conf.get(_WHOLE_STAGE)
         frames = build_frames(
             self.spark,
             self.job,
@@ -421,7 +423,12 @@ class _Query:
         else:
             writer = writer.trigger(processingTime="0 seconds")
         self.sink.start()
-        return writer.start()
+        if only_frames:
+            self.spark.conf.set(_WHOLE_STAGE, "false")
+        try:
+            return writer.start()  # the query has a copy of the settings
+        finally:
+            self.spark.conf.set(_WHOLE_STAGE, whole_stage)
 
     def _stages(self) -> StageExecutor:
         committer = self.sink.committer
