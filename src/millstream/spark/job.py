@@ -401,7 +401,7 @@ class _Query:
         only_frames = not (self.plan.frames or self.plan.natives)
         mode = "NO_CODEGEN" if only_frames else "FALLBACK"
         self.spark.conf.set("spark.sql.codegen.factoryMode", mode)
-        whole_stage = self.spark.conf.get(_WHOLE_STAGE)
+        whole_stage = self.spark.conf.get(_WHOLE_STAGE) or "true"
         frames = build_frames(
             self.spark,
             self.job,
