@@ -2,7 +2,7 @@
 
 An event that is not known stops the decoding with an error; none is skipped, except those listed in
 ``_WITHOUT_CHANGES``, which change no row. Layouts: MySQL's "Replication Protocol" and MariaDB's
-"Replication Protocol" pages.
+"Replication Protocol" pages; of MySQL's GTIDs ``Gtid_event`` in its ``control_events.h``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
+from uuid import UUID
 
 from millstream.capture.mysql.buffer import BinlogBuffer
 from millstream.capture.mysql.row_images import RowChange, read_row_changes
@@ -23,6 +24,7 @@ _DESCRIBED_MAX = 1000  # descriptions of tables that are kept, as each statement
 
 _QUERY, _ROTATE, _FORMAT_DESCRIPTION, _XID, _TABLE_MAP = 2, 4, 15, 16, 19
 _XA_PREPARE, _GTID, _QUERY_COMPRESSED = 38, 162, 165
+_MYSQL_GTID, _ANONYMOUS_GTID = 33, 34
 _INCIDENT = 26
 
 _Op: TypeAlias = Literal["c", "u", "d"]
@@ -42,8 +44,15 @@ _ROWS: dict[int, tuple[_Op, int, bool]] = {
     171: ("d", 2, True),
 }
 # Stop, intvar, rand and user variable (the statement that they belong to is an event of its own), heartbeat,
-# rows query, annotate rows, binlog checkpoint, gtid list, start encryption.
-_WITHOUT_CHANGES = frozenset((3, 5, 13, 14, 27, 29, 160, 161, 163, 164))
+# rows query, previous gtids, annotate rows, binlog checkpoint, gtid list, start encryption.
+_WITHOUT_CHANGES = frozenset((3, 5, 13, 14, 27, 29, 35, 160, 161, 163, 164))
+_REFUSED = {
+    36: "of group replication",
+    37: "of group replication",
+    39: "a row with parts of a JSON document: set binlog_row_value_options to '' in the server and in its sessions",
+    40: "a compressed transaction: set binlog_transaction_compression to OFF in the server and in its sessions",
+    42: "a transaction whose GTID has a tag: use GTIDs without tags",
+}
 _HEARTBEATS = frozenset((27,))
 
 FL_STANDALONE, FL_DDL, FL_PREPARED_XA, FL_COMPLETED_XA = 1, 32, 64, 128
@@ -85,6 +94,20 @@ class GlobalTransactionId:
 
     def __str__(self) -> str:
         return f"{self.domain}-{self.server_id}-{self.sequence}"
+
+
+@dataclass(frozen=True, slots=True)
+class MySqlTransactionId:
+    """A transaction of MySQL begins, or a statement that is one of its own: the first event after it says which.
+
+    ``source``: the UUID of the server that it was first committed on; empty while GTIDs are off.
+    """
+
+    source: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +173,7 @@ BinlogContent: TypeAlias = (
     FormatDescription
     | Rotation
     | GlobalTransactionId
+    | MySqlTransactionId
     | Statement
     | Commit
     | XaPrepared
@@ -239,7 +263,9 @@ class BinlogDecoder:
             _QUERY_COMPRESSED: _compressed_statement,
             _ROTATE: _rotation,
             _XID: lambda _: Commit(),
-            _XA_PREPARE: lambda _: XaPrepared(),
+            _XA_PREPARE: _xa_prepare,
+            _MYSQL_GTID: _mysql_gtid,
+            _ANONYMOUS_GTID: lambda _: MySqlTransactionId("", 0),
         }
         if header.type == _GTID:
             return _gtid(header, body)
@@ -249,9 +275,9 @@ class BinlogDecoder:
             raise CorruptionError(
                 "the server says that its binary log lacks changes (an incident). Take a new snapshot."
             )
+        what = _REFUSED.get(header.type, "which capture does not know, and skips none")
         raise ConfigError(
-            f"the binary log has an event of type {header.type}, which capture does not know, and skips none. "
-            "MySQL's compressed transactions, partial JSON and GTIDs are not supported."
+            f"the binary log has an event of type {header.type}, {what}. Capture into a new prefix, from a new snapshot."
         )
 
     def _table_map(self, body: bytes) -> BinlogContent:
@@ -294,6 +320,16 @@ def _gtid(header: EventHeader, body: bytes) -> GlobalTransactionId:
     reader = BinlogBuffer(body)
     sequence, domain, flags = reader.little(8), reader.little(4), reader.little(1)
     return GlobalTransactionId(domain, header.server_id, sequence, flags)
+
+
+def _mysql_gtid(body: bytes) -> MySqlTransactionId:
+    reader = BinlogBuffer(body, 1)
+    return MySqlTransactionId(str(UUID(bytes=reader.take(16))), reader.little(8))
+
+
+def _xa_prepare(body: bytes) -> Commit | XaPrepared:
+    # A transaction of XA that is committed in one phase ends with this event, too.
+    return Commit() if body[:1] == b"\1" else XaPrepared()
 
 
 def _statement(body: bytes, *, compressed: bool = False) -> Statement:

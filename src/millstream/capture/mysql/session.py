@@ -1,4 +1,4 @@
-"""Connections to a MariaDB server: sessions that ask, and the stream of its binary log.
+"""Connections to a server of MariaDB or MySQL: sessions that ask, and the stream of its binary log.
 
 PyMySQL carries the bytes. Its errors become ours here: what passes by itself is a RetriableError, what somebody
 has to change a ConfigError. The session's settings are those under which values are compared and written.
@@ -6,9 +6,11 @@ has to change a ConfigError. The session's settings are those under which values
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from millstream.capture.mysql.address import MariaDbAddress
@@ -45,13 +47,17 @@ def _driver() -> Any:
         import pymysql  # noqa: PLC0415 - an extra
     except ImportError:
         raise EnvironmentProblem(
-            "Capture from MariaDB needs PyMySQL. Install it: pip install 'millstream[mysql]'."
+            "Capture from MariaDB and MySQL needs PyMySQL. Install it: pip install 'millstream[mysql]'."
         ) from None
     return pymysql
 
 
 class TableAlteredError(RetriableError):
     """A table was altered while a snapshot read it. Read the chunk again."""
+
+
+class TableInUseError(TableAlteredError):
+    """A transaction that has written a table goes on, so that the table cannot be locked. Try again after a while."""
 
 
 @contextmanager
@@ -66,6 +72,13 @@ def mariadb_errors(address: MariaDbAddress) -> Iterator[None]:
         code = error.args[0] if error.args else 0
         text = address.redacted(str(error.args[1] if len(error.args) > 1 else error))
         raise _translated(code, text, address) from None
+    except RuntimeError as error:
+        if "cryptography" not in str(error):
+            raise
+        raise EnvironmentProblem(
+            f"{address.shown} takes passwords by caching_sha2_password, for which PyMySQL needs cryptography. Install it: "
+            "pip install 'millstream[mysql]'."
+        ) from None
     except (OSError, struct.error) as error:
         raise RetriableError(
             f"the connection to {address.shown} broke: {error}. It is tried again."
@@ -99,6 +112,7 @@ class MariaDbSession:
 
     def __init__(self, address: MariaDbAddress) -> None:
         self.address = address
+        self._second: MariaDbSession | None = None
         driver = _driver()
         with mariadb_errors(address):
             self._connection: pymysql.Connection[Any] = driver.connect(
@@ -115,6 +129,28 @@ class MariaDbSession:
             )
         for statement in _SETTINGS:
             self.rows(statement)
+
+    @cached_property
+    def version(self) -> str:
+        """The server's version as it tells it."""
+        return str(self.value("SELECT VERSION()"))
+
+    @property
+    def is_mysql(self) -> bool:
+        """Whether the server is Oracle's MySQL, and not MariaDB."""
+        return "mariadb" not in self.version.lower()
+
+    @property
+    def release(self) -> tuple[int, ...]:
+        """The numbers of the version: (8, 0, 15)."""
+        return tuple(int(part) for part in re.findall(r"\d+", self.version)[:3])
+
+    @property
+    def second(self) -> MariaDbSession:
+        """A second session at the same server, which is closed with this one."""
+        if self._second is None:
+            self._second = MariaDbSession(self.address)
+        return self._second
 
     def rows(self, statement: str, values: Sequence[str] = ()) -> list[tuple[Any, ...]]:
         """Run a statement; return its rows, whose values are text, bytes (of binary columns) or None.
@@ -134,6 +170,8 @@ class MariaDbSession:
 
     def close(self) -> None:
         """Close the session; safe to call twice."""
+        if self._second is not None:
+            self._second.close()
         with suppress(Exception):
             self._connection.close()
 
@@ -170,7 +208,8 @@ class BinlogStream:
         heartbeat_ns = int(heartbeat_s * 1e9)
         self._session.rows(
             "SET @mariadb_slave_capability = 4, @master_binlog_checksum = @@global.binlog_checksum, "
-            f"@master_heartbeat_period = {heartbeat_ns}"
+            "@source_binlog_checksum = @@global.binlog_checksum, "  # as newer servers call it
+            f"@master_heartbeat_period = {heartbeat_ns}, @source_heartbeat_period = {heartbeat_ns}"
         )
         self._connection: Any = self._session._connection  # noqa: SLF001 - of this module
         payload = struct.pack("<IHI", position, 0, replica_id) + file.encode()

@@ -1,14 +1,20 @@
-"""Chunks of a snapshot: each a short transaction, at a place in the binary log that the server tells.
+"""Chunks of a snapshot: each a short transaction, at a known place in the binary log.
 
 MariaDB's ``START TRANSACTION WITH CONSISTENT SNAPSHOT`` gives a snapshot of InnoDB and, as
 ``binlog_snapshot_file`` and ``binlog_snapshot_position``, the end of the last transaction that is in it
 (mariadb.com/kb, "Enhancements for START TRANSACTION WITH CONSISTENT SNAPSHOT"). No row and no table is locked; while a
 chunk is read, an ALTER of its table waits.
+
+MySQL tells no place with a snapshot: a transaction is in its binary log before InnoDB has committed it. So a second session
+holds ``LOCK TABLES … READ`` while the snapshot is taken and the place is read. It gets the lock when each transaction that
+wrote the table has ended, commit and all, and no other may write it until then: of this table the snapshot has what the log
+has up to the place, and nothing more. It waits a second at most (``lock_wait_timeout``), in which writers of the table
+wait with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -75,17 +81,40 @@ class SnapshotChunk:
 
 def current_position(session: MariaDbSession) -> BinlogPosition:
     """Return where the binary log ends now."""
-    file, position = session.rows("SHOW MASTER STATUS")[0][:2]
+    renamed = session.is_mysql and session.release >= (8, 2)
+    status = "BINARY LOG" if renamed else "MASTER"
+    file, position = session.rows(f"SHOW {status} STATUS")[0][:2]
     return BinlogPosition.of(file, int(position))
 
 
-def begin_snapshot(session: MariaDbSession) -> BinlogPosition:
-    """Begin a transaction with a snapshot of all tables, and return the place in the binary log that it is at."""
+def begin_snapshot(session: MariaDbSession, tables: Sequence[tuple[str, str]]) -> BinlogPosition:
+    """Begin a transaction with a snapshot of tables, and return the place in the binary log that it is at.
+
+    Raises:
+        TableInUseError: of MySQL: a transaction that has written one of the tables does not end.
+    """
+    if session.is_mysql:
+        return _begin_locked(session, [TableSchema(*name, (), ()).quoted for name in tables])
     session.rows("START TRANSACTION WITH CONSISTENT SNAPSHOT")
     status = dict(session.rows("SHOW STATUS LIKE 'binlog_snapshot_%'"))
     return BinlogPosition.of(
         status["Binlog_snapshot_file"], int(status["Binlog_snapshot_position"])
     )
+
+
+def _begin_locked(session: MariaDbSession, tables: list[str]) -> BinlogPosition:
+    locked = ", ".join(f"{table} READ" for table in tables)
+    try:
+        session.second.rows(f"LOCK TABLES {locked}")
+    except TableAlteredError as error:
+        raise TableInUseError(str(error)) from None
+    try:
+        session.rows("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+        for table in tables:  # from here on an ALTER waits
+            session.rows(f"SELECT 1 FROM {table} LIMIT 0")  # noqa: S608 - quoted
+        return current_position(session)
+    finally:
+        session.second.rows("UNLOCK TABLES")
 
 
 def read_chunk(
@@ -108,7 +137,7 @@ def read_chunk(
         RetriableError: the server is gone.
     """
     try:
-        position = begin_snapshot(session)
+        position = begin_snapshot(session, [(database, table)])
         return next_chunk(session, position, (database, table), after, limit, where=where)
     finally:
         session.rows("ROLLBACK")

@@ -17,6 +17,7 @@ a transaction was given in part        reads it from its beginning
 from __future__ import annotations
 
 import secrets
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -40,6 +41,7 @@ from millstream.capture.mysql.session import (
     BinlogStream,
     MariaDbSession,
     TableAlteredError,
+    TableInUseError,
 )
 from millstream.capture.mysql.snapshot import (
     BinlogPosition,
@@ -61,13 +63,14 @@ from millstream.capture.units import (
     TableDefinition,
     UnitContent,
 )
-from millstream.errors import ConfigError, MillstreamError
+from millstream.errors import ConfigError, ConflictError, MillstreamError
 
 CHUNK_ROWS = 10_000
 _OF_THE_SERVER = frozenset(("mysql", "information_schema", "performance_schema", "sys"))
 _QUIET_TRANSACTIONS = (
     1000  # without a captured table, after which the place in the log is given alone
 )
+LOCK_PAUSE_S = 10.0  # of MySQL: writers of a table wait for a second, and not again before this
 _ATTEMPTS = 20  # to read a chunk of a table that is altered meanwhile, or a table to its end
 
 
@@ -181,6 +184,8 @@ class MariaDbSource:
         with MariaDbSession(self._address) as session:
             # The place first: a table that is created after the list was made is in the log after it.
             position, created, tracker = self._resume(session, progress)
+            server = _identity(session)
+            _refuse_other(progress, server, self._address.shown)
             tracker.add(self._check(session))
             charsets = _charsets(session)
             with BinlogStream(
@@ -196,6 +201,7 @@ class MariaDbSource:
                 run = _Run(
                     session, reader, tracker, self._wanted, self._chunk_rows, rereads=self._rereads
                 )
+                run.server = server
                 run.signals = 0 if progress is None else progress.get("signals", 0)
                 yield from run.units()
 
@@ -206,6 +212,26 @@ class MariaDbSource:
             return current_position(session), 0, TableTracker(session, {})
         position = BinlogPosition.of(progress["file"], progress["position"])
         return position, progress["created"], TableTracker(session, progress["tables"])
+
+
+def _identity(session: MariaDbSession) -> str:
+    """Return what MySQL tells a server by; MariaDB has no such."""
+    return str(session.value("SELECT @@global.server_uuid")) if session.is_mysql else ""
+
+
+def _refuse_other(progress: Progress | None, server: str, shown: str) -> None:
+    """Return if places are those of this server.
+
+    Raises:
+        ConflictError: they are of another one.
+    """
+    before = (progress or {}).get("server", server)
+    if before != server:
+        raise ConflictError(
+            f"{shown} is the server {server}, and capture read {before}: a replica that took over, a restored backup, or "
+            "another server. Places in the binary log of one mean nothing on another, and changes may be missing: capture into "
+            "a new prefix, from a new snapshot."
+        )
 
 
 def _charsets(session: MariaDbSession) -> dict[int, str]:
@@ -237,7 +263,9 @@ class _Run:
         rereads: deque[RereadRequest],
     ) -> None:
         self.signals = 0
+        self.server = ""
         self._rereads = rereads
+        self._locked_until_s = 0.0  # of the clock, before which no table is tried to be locked
         self._session = session
         self._reader = reader
         self._tracker = tracker
@@ -258,10 +286,15 @@ class _Run:
             while self._rereads:
                 yield from self._again(self._rereads.popleft())
             pending = self._tracker.pending()
-            if pending is None:
+            if pending is None or not self._has_to_read():
                 yield from self._transactions(None)
             else:
                 yield from self._chunk(*pending)
+
+    def _has_to_read(self) -> bool:
+        """Say whether a table is to be read now."""
+        waits = self._tracker.pending() is None or time.monotonic() < self._locked_until_s
+        return bool(self._rereads) or not waits
 
     def _left_out(self, names: list[tuple[str, str]]) -> CaptureUnit:
         """Return the end of tables that the patterns do not name any more: their changes are missed from here on."""
@@ -300,10 +333,13 @@ class _Run:
                 self._chunk_rows,
                 where=state.get("where", ""),
             )
-        except TableAlteredError:
+        except TableAlteredError as error:
             self._attempts += 1
             if self._attempts > _ATTEMPTS:
                 raise
+            if isinstance(error, TableInUseError):
+                self._locked_until_s = time.monotonic() + LOCK_PAUSE_S
+                return
             # The log has what was done to the table.
             yield from self._transactions(current_position(self._session))
             return
@@ -350,6 +386,7 @@ class _Run:
             "position": position.position,
             "created": self._reader.created,
             "tables": self._tracker.stored(),
+            **({"server": self.server} if self.server else {}),
             **({"signals": self.signals} if self.signals else {}),
         }
 
@@ -359,7 +396,7 @@ class _Run:
             if transaction is None:
                 if until is None:
                     yield CaptureUnit("progress", "", 0, iter(()), self._progress())
-                    if self._rereads:
+                    if self._has_to_read():
                         return
                 continue
             contents = self._contents(transaction)
@@ -375,7 +412,7 @@ class _Run:
                 self._quiet = 0
                 unit.progress = self._progress()
                 yield unit
-            if until is None and (self._tracker.pending() is not None or self._rereads):
+            if until is None and self._has_to_read():
                 return
 
     def _finished(

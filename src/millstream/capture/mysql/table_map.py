@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from millstream.capture.mysql import columns, values
+from millstream.capture.mysql.binary_json import read_json
 from millstream.capture.mysql.buffer import BinlogBuffer
 from millstream.capture.mysql.charsets import (
     ASCII_CHARSETS,
@@ -27,7 +28,7 @@ from millstream.errors import ConfigError
 TINY, SHORT, LONG, FLOAT, DOUBLE = 1, 2, 3, 4, 5
 LONGLONG, INT24, DATE, YEAR = 8, 9, 10, 13
 VARCHAR, BIT, TIMESTAMP2, DATETIME2, TIME2 = 15, 16, 17, 18, 19
-NEWDECIMAL, ENUM, SET, BLOB = 246, 247, 248, 252
+JSON, NEWDECIMAL, ENUM, SET, BLOB = 245, 246, 247, 248, 252
 VAR_STRING, STRING, GEOMETRY = 253, 254, 255
 
 _INTEGERS = {TINY: 1, SHORT: 2, INT24: 3, LONG: 4, LONGLONG: 8}
@@ -47,6 +48,7 @@ _METADATA_SIZES = {
     DATETIME2: 1,
     TIME2: 1,
     GEOMETRY: 1,
+    JSON: 1,
     VARCHAR: 2,
     VAR_STRING: 2,
     STRING: 2,
@@ -73,7 +75,6 @@ _REFUSED = {
     140: ("a compressed column", "ALTER TABLE … MODIFY … without COMPRESSED"),
     141: ("a compressed column", "ALTER TABLE … MODIFY … without COMPRESSED"),
     242: ("a vector", "leave the table out of the capture"),
-    245: ("JSON in MySQL's binary format", "ALTER TABLE … MODIFY … LONGTEXT"),
     GEOMETRY: ("a geometry", "leave the table out of the capture"),
 }
 _SEQUENCE = (  # the columns of a SEQUENCE, which the log has as a table without a key; its numbers are no rows
@@ -312,6 +313,9 @@ def _made_format(kind: int, about: bytes) -> ColumnFormat:
         read = values.read_decimal(about[0], about[1])
         encode = columns.decimal_encoder(about[0], about[1], read)
         return ColumnFormat(read, encode, values.decimal_size(about[0], about[1]))
+    if kind == JSON:
+        read = read_json(about[0])
+        return ColumnFormat(read, columns.one_by_one(read), length_size=about[0])
     if kind == BIT:
         count = about[1] * 8 + about[0]
         return ColumnFormat(values.read_bit(count), columns.bits(count), (count + 7) // 8)
@@ -339,6 +343,7 @@ _LOGGED_NAMES = {
     TIME2: "time",
     ENUM: "enum",
     SET: "set",
+    JSON: "json",
 }
 _LOGGED_AS = {
     **dict.fromkeys(("char", "varchar", "tinytext", "mediumtext", "longtext", "json"), "text"),
@@ -363,6 +368,8 @@ def is_logged_as(declared: str, logged: str) -> bool:
     found = _DECLARED.match(declared.lower())
     if found is None:
         return False
+    if logged == "json":
+        return found[1] == "json"
     name = _LOGGED_AS.get(found[1], found[1])
     digits = found[2] if name in ("decimal", "bit") else ""
     labelled = name in ("enum", "set")  # a label may be any text
