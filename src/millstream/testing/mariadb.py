@@ -110,7 +110,9 @@ class MariaDbServer:
         """
         for _ in range(3):  # another program may take the port between the look and the start
             self.port = self.port or free_ports(1)[0]
-            options = [f"--{name.replace('_', '-')}={value}" for name, value in self.settings.items()]
+            options = [
+                f"--{name.replace('_', '-')}={value}" for name, value in self.settings.items()
+            ]
             with (self.folder / "server.log").open("wb") as log:
                 self._process = subprocess.Popen(  # noqa: S603 - the system's own program
                     [self._server, "--no-defaults", *self._places(), *options],

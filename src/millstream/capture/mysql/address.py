@@ -52,7 +52,9 @@ def mariadb_address(url: str) -> MariaDbAddress:
             "characters such as @ : / [ # in user and password written as %40 %3A %2F %5B %23."
         )
     if parts.query or parts.fragment:
-        raise ConfigError(f"the address of a server of MariaDB or MySQL has options. Give it as {_SHAPE}.")
+        raise ConfigError(
+            f"the address of a server of MariaDB or MySQL has options. Give it as {_SHAPE}."
+        )
     assert parts.hostname is not None
     assert parts.username is not None
     return MariaDbAddress(

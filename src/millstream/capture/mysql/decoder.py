@@ -200,6 +200,7 @@ class BinlogDecoder:
         self._charsets = charsets
         self._wanted = wanted
         self._checksum = checksum
+        self._of_mysql = False  # until a format description says so
         self._tables: dict[int, TableMap | None] = {}
         self._described: dict[bytes, TableMap | None] = {}
 
@@ -237,8 +238,11 @@ class BinlogDecoder:
         self._tables.clear()
         if self._checksum:
             self._body(event)
-        version = event[_HEADER_SIZE + 2 : _HEADER_SIZE + 52]
-        return FormatDescription(version.rstrip(b"\0").decode("ascii", "replace"))
+        version = (
+            event[_HEADER_SIZE + 2 : _HEADER_SIZE + 52].rstrip(b"\0").decode("ascii", "replace")
+        )
+        self._of_mysql = "mariadb" not in version.lower()
+        return FormatDescription(version)
 
     def _body(self, event: bytes) -> bytes:
         if not self._checksum:
@@ -285,7 +289,9 @@ class BinlogDecoder:
         if about not in self._described:
             if len(self._described) >= _DESCRIBED_MAX:
                 self._described.clear()
-            self._described[about] = read_table_map(body, self._charsets, self._wanted)
+            self._described[about] = read_table_map(
+                body, self._charsets, self._wanted, of_mysql=self._of_mysql
+            )
         table = self._described[about]
         self._tables[int.from_bytes(body[:6], "little")] = table
         return Skipped() if table is None else table

@@ -37,6 +37,7 @@ class _Kind:
     section: str
 
 
+_WITHOUT_HIDDEN_COLUMNS = (8, 0, 18)  # by its source: Replicated_columns_view
 _KINDS = {
     "mariadb": _Kind("MariaDB", (10, 5), "mariadb"),
     "mysql": _Kind("MySQL", (8, 0, 15), "mysqld"),
@@ -88,7 +89,10 @@ def _log_faults(session: MariaDbSession, section: str) -> Iterator[PreflightFaul
             f"put log_bin and a server_id into the section [{section}] of its configuration, and restart it",
         )
         return
-    there = {str(name): str(value) for name, value in session.rows("SHOW GLOBAL VARIABLES LIKE 'binlog%'")}
+    there = {
+        str(name): str(value)
+        for name, value in session.rows("SHOW GLOBAL VARIABLES LIKE 'binlog%'")
+    }
     asked = _VARIABLES | (_MYSQL_VARIABLES if session.is_mysql else {})
     for name, (wanted, why) in asked.items():
         found = there.get(name, wanted if name in _MYSQL_VARIABLES else "not there")
@@ -188,6 +192,7 @@ def table_faults(session: MariaDbSession, database: str, table: str) -> list[Pre
         return []
     return [
         *(_lock_faults(session, database) if session.is_mysql else ()),
+        *(_index_faults(session, schema) if session.is_mysql else ()),
         *_kind_faults(session, schema),
         *_column_faults(schema),
         *_cascade_faults(session, schema),
@@ -214,6 +219,22 @@ def _kind_faults(session: MariaDbSession, schema: TableSchema) -> Iterator[Prefl
         yield PreflightFault(
             f"{schema.name} has no primary key: its rows cannot be told apart",
             f"ALTER TABLE {schema.quoted} ADD COLUMN id BIGINT UNSIGNED AUTO_INCREMENT PRIMARY KEY",
+        )
+
+
+def _index_faults(session: MariaDbSession, schema: TableSchema) -> Iterator[PreflightFault]:
+    if session.release >= _WITHOUT_HIDDEN_COLUMNS:
+        return
+    found = session.value(
+        "SELECT INDEX_NAME FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s "
+        "AND EXPRESSION IS NOT NULL",
+        (schema.database, schema.table),
+    )
+    if found is not None:
+        yield PreflightFault(
+            f"{schema.name} has the index {found} on an expression, for which MySQL {session.version} describes a hidden "
+            "column in the log",
+            f"ALTER TABLE {schema.quoted} DROP INDEX {quote_name(str(found))}, and index a generated column",
         )
 
 

@@ -18,7 +18,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from millstream.capture.mysql.session import MariaDbSession, TableAlteredError
+from millstream.capture.mysql.session import (
+    MariaDbSession,
+    TableAlteredError,
+    TableInUseError,
+)
 from millstream.capture.mysql.snapshot_rows import snapshot_block
 from millstream.capture.mysql.table_schema import TableSchema, read_schema
 from millstream.capture.units import RowBlock, TableChange
@@ -107,7 +111,10 @@ def _begin_locked(session: MariaDbSession, tables: list[str]) -> BinlogPosition:
     try:
         session.second.rows(f"LOCK TABLES {locked}")
     except TableAlteredError as error:
-        raise TableInUseError(str(error)) from None
+        raise TableInUseError(
+            f"{error} A transaction that has written {', '.join(tables)} has not ended for a second, so that no snapshot of it "
+            "can be taken; see performance_schema.metadata_locks. It is tried again."
+        ) from None
     try:
         session.rows("START TRANSACTION WITH CONSISTENT SNAPSHOT")
         for table in tables:  # from here on an ALTER waits

@@ -1,8 +1,8 @@
-"""MariaDB as a source: units of a snapshot and of the binary log, in one order.
+"""MariaDB or MySQL as a source: units of a snapshot and of the binary log, in one order.
 
 A chunk of the snapshot is read at a place P in the binary log, and given after all transactions up to P and before
 those after P. So each row of the chunk is newer than every change given before it, and older than every one after
-it: nothing has to be compared, dropped or locked, and each chunk can be read again after a crash. A table that is
+it: nothing has to be compared or dropped, and each chunk can be read again after a crash. A table that is
 added later, or whose rows a statement changed without logging them, is read in the same way, among the changes.
 
 =====================================  ==================================================================
@@ -75,7 +75,7 @@ _ATTEMPTS = 20  # to read a chunk of a table that is altered meanwhile, or a tab
 
 
 class MariaDbSource:
-    """Reads a MariaDB server's tables and their changes.
+    """Reads the tables of a server of MariaDB or MySQL, and their changes.
 
     Args:
         tables: Patterns: ``database.table`` or ``table``, with ``*`` and ``?``.
@@ -84,7 +84,7 @@ class MariaDbSource:
         chunk_rows: How many rows of a snapshot are read, and held in memory, at a time.
 
     Guarantees: for one thread. Nothing is written to the server, and no lock is held on it, but that an ALTER waits
-    while a chunk of its table is read.
+    while a chunk of its table is read; MySQL's writers of the table wait for the moment in which that begins.
     """
 
     def __init__(

@@ -117,13 +117,18 @@ class TableMap:
 
 
 def read_table_map(
-    body: bytes, charsets: Mapping[int, str], wanted: Callable[[str, str], bool]
+    body: bytes,
+    charsets: Mapping[int, str],
+    wanted: Callable[[str, str], bool],
+    *,
+    of_mysql: bool = False,
 ) -> TableMap | None:
     """Return the table of a TABLE_MAP event; None if it is not wanted, or a sequence.
 
     Args:
         charsets: The character set of each of the server's collations, by its number.
         wanted: Says of a database and a table whether it is.
+        of_mysql: MySQL wrote the event, which does not count a YEAR among the columns with a sign, as MariaDB does.
 
     Raises:
         ConfigError: a column has no name in the event, or a type or character set that is not supported.
@@ -137,7 +142,10 @@ def read_table_map(
     metadata = list(_metadata(types, reader.packed_bytes(), f"{database}.{table}"))
     nullable = _bits(reader.take((len(types) + 7) // 8), len(types), lowest_first=True)
     optional = dict(_optional(reader))
-    layout = _Layout(f"{database}.{table}", types, metadata, optional, charsets)
+    with_sign = _WITH_SIGN - {YEAR} if of_mysql else _WITH_SIGN
+    layout = _Layout(
+        f"{database}.{table}", types, metadata, optional, charsets, kinds_with_sign=with_sign
+    )
     described = tuple(layout.column(*pair) for pair in enumerate(nullable))
     key = tuple(described[place].name for place in _key_columns(optional))
     if not key and tuple(column.name for column in described) == _SEQUENCE:
@@ -213,6 +221,8 @@ class _Layout:
         metadata: list[bytes],
         optional: Mapping[int, bytes],
         charsets: Mapping[int, str],
+        *,
+        kinds_with_sign: frozenset[int],
     ) -> None:
         self._table = table
         self._types = [_real_type(*pair) for pair in zip(types, metadata, strict=True)]
@@ -220,7 +230,7 @@ class _Layout:
         self._charsets = charsets
         self._names = [name.decode() for name in _texts(optional.get(_NAMES, b""))]
         self._check_names()
-        with_sign = [place for place, kind in enumerate(self._types) if kind in _WITH_SIGN]
+        with_sign = [place for place, kind in enumerate(self._types) if kind in kinds_with_sign]
         signs = _bits(optional.get(_SIGNS, b"\0" * len(types)), len(with_sign), lowest_first=False)
         self._unsigned = dict(zip(with_sign, signs, strict=True))
         texts = [place for place, kind in enumerate(self._types) if kind in _TEXTS]

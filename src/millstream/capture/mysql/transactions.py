@@ -158,9 +158,7 @@ class TransactionReader:
             return MySqlTransactionId(self.position.file, header.next_position)
         return gtid
 
-    def _transaction(
-        self, gtid: TransactionId, header: EventHeader
-    ) -> Iterator[BinlogTransaction]:
+    def _transaction(self, gtid: TransactionId, header: EventHeader) -> Iterator[BinlogTransaction]:
         self._in_group = True
         group = _Group()
         while not group.ended and group.size < HELD_BYTES:

@@ -76,8 +76,10 @@ VALUES = st.recursive(
     | st.integers(-(2**63), 2**64 - 1)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(exclude_categories=["Cs"]), max_size=200),
-    lambda inner: st.lists(inner, max_size=5)
-    | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=9), inner),
+    lambda inner: (
+        st.lists(inner, max_size=5)
+        | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=9), inner)
+    ),
     max_leaves=20,
 )
 
