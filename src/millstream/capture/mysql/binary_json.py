@@ -126,11 +126,12 @@ def _literal(data: bytes, part: _Part) -> str:
 def _container(data: bytes, part: _Part, depth: int) -> str:
     """Return an object or an array, whose offsets count from its own beginning."""
     width = 4 if part.type in (_LARGE_OBJECT, _LARGE_ARRAY) else 2
-    own = data[part.at :]
+    size = int.from_bytes(data[part.at + width : part.at + 2 * width], "little")
+    if size > len(data) - part.at:
+        raise _damaged(f"a part of it has {size} bytes, and {len(data) - part.at} are left")
+    own = data[part.at : part.at + size]  # no more: a document may have very many parts
     reader = BinlogBuffer(own)
-    count, size = reader.little(width), reader.little(width)
-    if size > len(own):
-        raise _damaged(f"a part of it has {size} bytes, and {len(own)} are left")
+    count, _ = reader.little(width), reader.take(width)
     keys = []
     if part.type in _OBJECTS:
         places = [(reader.little(width), reader.little(2)) for _ in range(count)]

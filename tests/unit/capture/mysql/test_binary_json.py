@@ -3,6 +3,7 @@
 import base64
 import json
 import struct
+import time
 
 import pytest
 from hypothesis import given
@@ -178,3 +179,18 @@ def test_a_document_that_is_nested_without_end_is_refused():
     with pytest.raises(CorruptionError, match="nested deeper"):
         document_text(document(value))
     assert document_text(inner) == "1"
+
+
+def test_a_document_of_very_many_parts_is_read_in_its_own_time():
+    """Each part was once cut out with all that came after it, which is quadratic in bytes."""
+    count, long = 30_000, b"x" * 4_000_000
+    head = 8 + 5 * (count + 1)
+    at = head + 4 * count
+    entries = b"".join(b"\x00" + struct.pack("<I", head + 4 * place) for place in range(count))
+    entries += b"\x0c" + struct.pack("<I", at)
+    parts = struct.pack("<HH", 0, 4) * count + size_bytes(len(long)) + long
+    body = entries + parts
+    begun = time.process_time()
+    shown = document_text(b"\x03" + struct.pack("<II", count + 1, 8 + len(body)) + body)
+    assert time.process_time() - begun < 3
+    assert shown == "[" + "{}, " * count + '"' + long.decode() + '"]'
