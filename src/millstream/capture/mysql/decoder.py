@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 from uuid import UUID
 
 from millstream.capture.mysql.buffer import BinlogBuffer
+from millstream.capture.mysql.charsets import statement_text
 from millstream.capture.mysql.row_images import RowChange, read_row_changes
 from millstream.capture.mysql.table_map import TableMap, read_table_map
 from millstream.errors import ConfigError, CorruptionError
@@ -26,6 +27,9 @@ _QUERY, _ROTATE, _FORMAT_DESCRIPTION, _XID, _TABLE_MAP = 2, 4, 15, 16, 19
 _XA_PREPARE, _GTID, _QUERY_COMPRESSED = 38, 162, 165
 _MYSQL_GTID, _ANONYMOUS_GTID = 33, 34
 _INCIDENT = 26
+# What the status of a statement has before the character set, and its size in bytes: flags, the mode of SQL, increments.
+_STATUS_SIZES = {0: 4, 1: 8, 3: 4}
+_STATUS_CHARSET, _STATUS_CATALOG = 4, 6
 
 _Op: TypeAlias = Literal["c", "u", "d"]
 # Type of a row event: what it does, its version, and whether its rows are compressed.
@@ -263,8 +267,8 @@ class BinlogDecoder:
             return Skipped(heartbeat=header.type in _HEARTBEATS)
         simple: dict[int, Callable[[bytes], BinlogContent]] = {
             _TABLE_MAP: self._table_map,
-            _QUERY: _statement,
-            _QUERY_COMPRESSED: _compressed_statement,
+            _QUERY: self._statement,
+            _QUERY_COMPRESSED: lambda body: self._statement(body, compressed=True),
             _ROTATE: _rotation,
             _XID: lambda _: Commit(),
             _XA_PREPARE: _xa_prepare,
@@ -308,6 +312,17 @@ class BinlogDecoder:
         table = self._tables[number]
         return Skipped() if table is None else RowsEvent(table, body, op, version, compressed)
 
+    def _statement(self, body: bytes, *, compressed: bool = False) -> Statement:
+        reader = BinlogBuffer(body)
+        reader.take(8)
+        database_size = reader.little(1)
+        reader.take(2)
+        charset = self._charsets.get(_session_charset(reader.take(reader.little(2))), "utf8mb4")
+        database = reader.take(database_size).decode("utf-8", "replace")
+        reader.take(1)
+        text = decompress(reader.rest()) if compressed else reader.rest()
+        return Statement(database, statement_text(text, charset))
+
 
 def _after_size(reader: BinlogBuffer) -> int:
     reader.take(4)
@@ -338,20 +353,20 @@ def _xa_prepare(body: bytes) -> Commit | XaPrepared:
     return Commit() if body[:1] == b"\1" else XaPrepared()
 
 
-def _statement(body: bytes, *, compressed: bool = False) -> Statement:
-    reader = BinlogBuffer(body)
-    reader.take(8)
-    database_size = reader.little(1)
-    reader.take(2)
-    reader.take(reader.little(2))
-    database = reader.take(database_size).decode("utf-8", "replace")
-    reader.take(1)
-    text = decompress(reader.rest()) if compressed else reader.rest()
-    return Statement(database, text.decode("utf-8", "replace"))
-
-
-def _compressed_statement(body: bytes) -> Statement:
-    return _statement(body, compressed=True)
+def _session_charset(status: bytes) -> int:
+    """Return the collation of the session that a statement is from, which its status says among other things; 0 if not."""
+    reader = BinlogBuffer(status)
+    while not reader.at_end:
+        kind = reader.little(1)
+        if kind == _STATUS_CHARSET:
+            return reader.little(2)
+        if kind == _STATUS_CATALOG:
+            reader.take(reader.little(1))
+        elif kind in _STATUS_SIZES:
+            reader.take(_STATUS_SIZES[kind])
+        else:
+            break
+    return 0
 
 
 def _decompressed_rows(reader: BinlogBuffer, images: int) -> BinlogBuffer:

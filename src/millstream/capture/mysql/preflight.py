@@ -79,7 +79,16 @@ def server_faults(session: MariaDbSession) -> list[PreflightFault]:
         what = f"the server is {kind.title} {version}"
         return [PreflightFault(what, f"upgrade it to {oldest} or later")]
     faults = [*_log_faults(session, kind.section), *_replica_faults(session)]
+    faults += _name_faults(session, kind.section)
     return [*faults, *_privilege_faults(session)]
+
+
+def _name_faults(session: MariaDbSession, section: str) -> Iterator[PreflightFault]:
+    if session.value("SELECT @@global.lower_case_table_names") == "2":
+        yield PreflightFault(
+            "lower_case_table_names is 2: the log does not have names as the tables have them",
+            f"put lower_case_table_names=1 into the section [{section}] of a new server's configuration, or run it on Linux",
+        )
 
 
 def _log_faults(session: MariaDbSession, section: str) -> Iterator[PreflightFault]:

@@ -29,15 +29,21 @@ CONNECT_TIMEOUT_S = 10
 HEARTBEAT_S = 1.0
 _SILENCE_S = 30  # many heartbeats: a server that sends none is gone
 _QUERY_TIMEOUT_S = 600
+WAIT_TIMEOUT_S = 31_536_000  # a session may have nothing to ask for long
 
 _COM_BINLOG_DUMP = 0x12
 _ER_MASTER_FATAL = 1236
+_ER_CUT = (
+    1301  # a warning: a function's result is longer than max_allowed_packet, and null in its place
+)
 _DENIED = frozenset((1044, 1045, 1142, 1143, 1227, 1698))
 _SETTINGS = (
     "SET SESSION sql_mode = ''",  # CHAR without padding; quoted text and zero dates as they are
     "SET SESSION time_zone = '+00:00'",
     "SET SESSION lock_wait_timeout = 1",
-    "SET SESSION wait_timeout = 31536000",  # a session may have nothing to ask for long
+    f"SET SESSION wait_timeout = {WAIT_TIMEOUT_S}",
+    # What a server may have otherwise for all sessions: names without quotes, lists cut short, transactions that go on.
+    "SET SESSION sql_quote_show_create = ON, sql_select_limit = 18446744073709551615, completion_type = 0",
     "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
 )
 
@@ -135,6 +141,11 @@ class MariaDbSession:
         """The server's version as it tells it."""
         return str(self.value("SELECT VERSION()"))
 
+    @cached_property
+    def names_are_lower(self) -> bool:
+        """Whether the server has names of tables in small letters, however a statement writes them."""
+        return bool(self.value("SELECT @@global.lower_case_table_names") == "1")
+
     @property
     def is_mysql(self) -> bool:
         """Whether the server is Oracle's MySQL, and not MariaDB."""
@@ -162,6 +173,26 @@ class MariaDbSession:
             escaped = tuple(f"_utf8mb4 X'{value.encode().hex()}'" for value in values)
             cursor.execute(statement % escaped if escaped else statement)
             return list(cursor.fetchall() or ())
+
+    def whole_rows(self, statement: str) -> list[tuple[Any, ...]]:
+        """Return a statement's rows.
+
+        Raises:
+            ConfigError: the server has null in place of a value that is longer than ``max_allowed_packet``.
+            MillstreamError: as :meth:`rows`.
+        """
+        with mariadb_errors(self.address), self._connection.cursor() as cursor:
+            cursor.execute(statement)
+            found = list(cursor.fetchall())
+            warned = cursor.warning_count
+        if warned and any(row[1] == str(_ER_CUT) for row in self.rows("SHOW WARNINGS")):
+            size = self.value("SELECT @@max_allowed_packet")
+            raise ConfigError(
+                f"{self.address.shown} has a value that is longer than its max_allowed_packet, {size} bytes, and gives null in "
+                "its place. SET GLOBAL max_allowed_packet = 1073741824; and the same in its configuration, and start the "
+                "capture again."
+            )
+        return found
 
     def value(self, statement: str, values: Sequence[str] = ()) -> Any:
         """Return the first value of the first row; None if there is no row."""

@@ -9,7 +9,8 @@ MySQL tells no place with a snapshot: a transaction is in its binary log before 
 holds ``LOCK TABLES … READ`` while the snapshot is taken and the place is read. It gets the lock when each transaction that
 wrote the table has ended, commit and all, and no other may write it until then: of this table the snapshot has what the log
 has up to the place, and nothing more. It waits a second at most (``lock_wait_timeout``), in which writers of the table
-wait with it.
+wait with it. If capture stands still while it holds the lock, the server ends that session after ``LOCKED_S_MAX``, and the
+chunk is read again.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from millstream.capture.mysql.session import (
+    WAIT_TIMEOUT_S,
     MariaDbSession,
     TableAlteredError,
     TableInUseError,
@@ -27,6 +29,7 @@ from millstream.capture.mysql.snapshot_rows import snapshot_block
 from millstream.capture.mysql.table_schema import TableSchema, read_schema
 from millstream.capture.units import RowBlock, TableChange
 
+LOCKED_S_MAX = 5  # of MySQL: after which the server takes a lock back that is held for no statement
 _BLOCK_ROWS_MAX = 2000  # as of row events: what is in memory once more, as JSON
 
 
@@ -91,6 +94,27 @@ def current_position(session: MariaDbSession) -> BinlogPosition:
     return BinlogPosition.of(file, int(position))
 
 
+def prepared_transactions(session: MariaDbSession) -> set[tuple[Any, ...]]:
+    """Return MariaDB's transactions of XA that are prepared; none of MySQL, whose lock waits for them."""
+    return set() if session.is_mysql else set(session.rows("XA RECOVER"))
+
+
+def refuse_prepared(session: MariaDbSession, before: set[tuple[Any, ...]]) -> None:
+    """Return if none of the transactions is prepared any more that were so before the log was read.
+
+    Their rows are in no snapshot, and in the log before the place of it.
+
+    Raises:
+        TableInUseError: one is.
+    """
+    found = before & prepared_transactions(session) if before else None
+    if found:
+        raise TableInUseError(
+            f"{session.address.shown} has {len(found)} transactions of XA that were prepared before the capture began, and are "
+            "neither committed nor rolled back: no snapshot can be taken. See XA RECOVER. It is tried again."
+        )
+
+
 def begin_snapshot(session: MariaDbSession, tables: Sequence[tuple[str, str]]) -> BinlogPosition:
     """Begin a transaction with a snapshot of tables, and return the place in the binary log that it is at.
 
@@ -107,21 +131,28 @@ def begin_snapshot(session: MariaDbSession, tables: Sequence[tuple[str, str]]) -
 
 
 def _begin_locked(session: MariaDbSession, tables: list[str]) -> BinlogPosition:
-    locked = ", ".join(f"{table} READ" for table in tables)
+    second = session.second
+    # A capture that stands still, or whose network is cut, unlocks nothing: the server ends a session that is silent.
+    second.rows(f"SET SESSION wait_timeout = {LOCKED_S_MAX}")
     try:
-        session.second.rows(f"LOCK TABLES {locked}")
+        _lock(second, tables)
+        session.rows("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+        for table in tables:  # from here on an ALTER waits
+            session.rows(f"SELECT 1 FROM {table} LIMIT 0")  # noqa: S608 - quoted
+        return current_position(session)
+    finally:  # an error if the lock was lost meanwhile: then the place is not known to be the snapshot's
+        second.rows("UNLOCK TABLES")
+        second.rows(f"SET SESSION wait_timeout = {WAIT_TIMEOUT_S}")
+
+
+def _lock(session: MariaDbSession, tables: list[str]) -> None:
+    try:
+        session.rows(f"LOCK TABLES {', '.join(f'{table} READ' for table in tables)}")
     except TableAlteredError as error:
         raise TableInUseError(
             f"{error} A transaction that has written {', '.join(tables)} has not ended for a second, so that no snapshot of it "
             "can be taken; see performance_schema.metadata_locks. It is tried again."
         ) from None
-    try:
-        session.rows("START TRANSACTION WITH CONSISTENT SNAPSHOT")
-        for table in tables:  # from here on an ALTER waits
-            session.rows(f"SELECT 1 FROM {table} LIMIT 0")  # noqa: S608 - quoted
-        return current_position(session)
-    finally:
-        session.second.rows("UNLOCK TABLES")
 
 
 def read_chunk(
@@ -170,7 +201,7 @@ def next_chunk(
     schema = read_schema(session, *table)
     if not schema.key or (after is not None and len(after) != len(schema.key)):
         raise TableAlteredError(f"{schema.name} has another key than before. It is read again.")
-    found = session.rows(_statement(schema, after, limit, where))
+    found = session.whole_rows(_statement(schema, after, limit, where))
     width = len(schema.columns)
     last = None
     if len(found) == limit:

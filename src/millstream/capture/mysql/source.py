@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from typing import Any
 
 from millstream.capture.lag import SourceLag
 from millstream.capture.mysql.address import MariaDbAddress
@@ -47,7 +48,9 @@ from millstream.capture.mysql.snapshot import (
     BinlogPosition,
     SnapshotChunk,
     current_position,
+    prepared_transactions,
     read_chunk,
+    refuse_prepared,
 )
 from millstream.capture.mysql.statements import TableEffect, table_effects
 from millstream.capture.mysql.table_map import TableMap
@@ -71,6 +74,7 @@ _QUIET_TRANSACTIONS = (
     1000  # without a captured table, after which the place in the log is given alone
 )
 LOCK_PAUSE_S = 10.0  # of MySQL: writers of a table wait for a second, and not again before this
+_NO_LETTER = "\ufffd"  # in a name of a statement whose character set cannot be read
 _ATTEMPTS = 20  # to read a chunk of a table that is altered meanwhile, or a table to its end
 
 
@@ -276,12 +280,16 @@ class _Run:
         self._defaults = ColumnDefaults(session)
         self._begun_again = False  # a table, by a change that says too little
         self._times_begun = 0
+        self._prepared: set[tuple[Any, ...]] = set()
 
     def units(self) -> Iterator[CaptureUnit]:
         left_out = [name for name in self._tracker.names() if not self._wanted(*name)]
         if left_out:
             yield self._left_out(left_out)
         self._defaults.learn(*self._tracker.names())
+        self._prepared = prepared_transactions(
+            self._session
+        )  # of others the log is read from here on
         while True:
             while self._rereads:
                 yield from self._again(self._rereads.popleft())
@@ -325,6 +333,7 @@ class _Run:
         """Yield the transactions before the next chunk of a table, and the chunk."""
         state = self._tracker.state(database, table)
         try:
+            refuse_prepared(self._session, self._prepared)
             chunk = read_chunk(
                 self._session,
                 database,
@@ -395,6 +404,7 @@ class _Run:
         for transaction in self._reader.read(until):
             if transaction is None:
                 if until is None:
+                    self._refuse_made_anew()
                     yield CaptureUnit("progress", "", 0, iter(()), self._progress())
                     if self._has_to_read():
                         return
@@ -414,6 +424,19 @@ class _Run:
                 yield unit
             if until is None and self._has_to_read():
                 return
+
+    def _refuse_made_anew(self) -> None:
+        """Return if the place, at which the server has nothing more, is in its log.
+
+        Raises:
+            ConflictError: it is not: the server goes on sending the files that it had, and nothing of its new ones.
+        """
+        end = current_position(self._session)
+        if end < self._reader.position:
+            raise ConflictError(
+                f"the server's binary log ends at {end}, and capture is at {self._reader.position}: it was made anew (RESET "
+                "MASTER). Changes may be missing: capture into a new prefix, from a new snapshot."
+            )
 
     def _finished(
         self, unit: CaptureUnit, first: UnitContent, others: Iterator[UnitContent]
@@ -485,6 +508,11 @@ class _Run:
                 yield from self._effect(one, statement.text)
 
     def _tables_of(self, effect: TableEffect) -> list[TableEffect]:
+        if _NO_LETTER in effect.database + effect.table:
+            return [TableEffect("unknown", effect.database, effect.table)]
+        if self._session.names_are_lower:
+            names = (effect.database.lower(), effect.table.lower())
+            effect = TableEffect(effect.kind, *names)
         if effect.kind == "drop_database":
             return [
                 TableEffect("drop", *name)

@@ -223,9 +223,9 @@ class TransactionReader:
             group.ended = bool(gtid.flags & FL_STANDALONE)
             return
         if text.startswith("SAVEPOINT "):
-            group.savepoints[statement.text.split(None, 1)[1]] = len(group.held)
+            group.savepoints[text.split(None, 1)[1]] = len(group.held)
         elif text.startswith("ROLLBACK"):
-            self._roll_back(group, gtid, statement.text.split(None, 2)[1:])
+            self._roll_back(group, gtid, text.split(None, 2)[1:])  # their names know no case
         elif text.startswith(_ENDS):
             group.ended = True
         elif not text.startswith(_GOES_ON) and not _MADE_WITH_ROWS.match(text):
