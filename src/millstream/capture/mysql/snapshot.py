@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from millstream.capture.mysql.session import (
+    LOCK_WAIT_TIMEOUT,
     MariaDbSession,
     TableAlteredError,
     TableInUseError,
@@ -111,6 +112,8 @@ def _begin_locked(session: MariaDbSession, tables: list[str]) -> BinlogPosition:
     try:
         session.second.rows(f"LOCK TABLES {locked}")
     except TableAlteredError as error:
+        if error.code != LOCK_WAIT_TIMEOUT:
+            raise
         raise TableInUseError(
             f"{error} A transaction that has written {', '.join(tables)} has not ended for a second, so that no snapshot of it "
             "can be taken; see performance_schema.metadata_locks. It is tried again."
