@@ -14,6 +14,8 @@ from millstream.testing.mysql import MySqlServer
 SERVERS = {"mariadb": MariaDbServer, "mysql": MySqlServer}
 # Of a test that takes a database: it runs with one of each.
 both = pytest.mark.parametrize("database", list(SERVERS), indirect=True)
+# The same of a long test, whose run with MySQL `make test-all` alone makes.
+KINDS_OF_A_LONG_TEST = ["mariadb", pytest.param("mysql", marks=pytest.mark.thorough)]
 of_mysql = pytest.mark.parametrize("database", ["mysql"], indirect=True)
 _numbers = itertools.count(1)
 

@@ -90,4 +90,10 @@ def run(kernel, table, batches, end, dice):
     return done
 
 
-__all__ = ["SPLIT", "Run", "as_table", "kernel_of", "run"]
+def stored_keys(run):
+    """Return of how many keys something is stored."""
+    state = OperatorState.from_message(run.stored, run.store)
+    return sum(found.events for name, found in state.families.items() if name.startswith("keys"))
+
+
+__all__ = ["SPLIT", "Run", "as_table", "kernel_of", "run", "stored_keys"]

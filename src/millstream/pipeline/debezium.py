@@ -38,7 +38,7 @@ from millstream.pipeline.table import Table
 from millstream.pipeline.topic import Topic
 from millstream.pipeline.upserts import table_shape
 from millstream.pipeline.versions import TableOrigin
-from millstream.pipeline.watermarks import IN_ORDER, check_marks
+from millstream.pipeline.watermarks import IN_ORDER, check_topic_watermark
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ def _event_time(
             )
         return None
     columns = columns_of(topic.fields)
-    check_marks(watermark.marks, columns, topic.name)
+    check_topic_watermark(watermark, columns, topic.name)
     if time is None:
         return pl.col(COMMITTED)
     expression = as_expression(time, what="table's time")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import get_args
 
 from millstream.choices import choose, did_you_mean
@@ -131,6 +132,13 @@ def _check_function(function: object) -> None:
             f"process is given {function!r}. Give an instance of a class of yours that derives from "
             "ms.ProcessFunction."
         )
+    for method in ("on_row", "on_timer", "on_processing_timer"):
+        code = getattr(function, method)
+        if isgeneratorfunction(code) or iscoroutinefunction(code) or isasyncgenfunction(code):
+            raise ConfigError(
+                f"{method} of {type(function).__name__} has a yield or is async, so that calling it does nothing. Give "
+                "rows to context.emit."
+            )
 
 
 def _check_events(shape: StreamShape) -> None:

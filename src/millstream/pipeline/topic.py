@@ -30,7 +30,7 @@ from millstream.pipeline.table import Table
 from millstream.pipeline.watermarks import (
     IN_ORDER,
     ProcessingTime,
-    check_marks,
+    check_topic_watermark,
     processing_rule,
 )
 
@@ -77,7 +77,7 @@ class Topic:
         expression = None if time is None else as_expression(time, what="stream's time")
         if expression is not None:
             check_time(expression, columns, self.name)
-        check_marks(watermark.marks, columns, self.name)
+        check_topic_watermark(watermark, columns, self.name)
         step = self.app.names.unique(name or self.name)
         node = SourceNode(
             step, self.name, self.fields, expression, watermark, self.values, self.bad

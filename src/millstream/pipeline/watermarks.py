@@ -175,6 +175,7 @@ def processing_rule(time: ProcessingTime, given: WatermarkRule) -> WatermarkRule
 
 def check_dataframe_watermark(rule: WatermarkRule, name: str) -> None:
     """Make sure that a watermark needs nothing that a Spark DataFrame lacks."""
+    _check_rule(rule, name)
     given = [_PARAMETER_NAMES.get(mark, mark) for mark in rule.marks.present()]
     if rule.future_max_us is not None:
         given.append("future_max")
@@ -188,14 +189,23 @@ def check_dataframe_watermark(rule: WatermarkRule, name: str) -> None:
         )
 
 
+def _check_rule(rule: object, name: str) -> None:
+    if not isinstance(rule, WatermarkRule):
+        raise ConfigError(
+            f"The watermark of {name!r} is {rule!r}. Give a rule, such as "
+            'watermark=ms.watermark("10 seconds"), the time that events may come out of order.'
+        )
+
+
 def _names_a_producer(dtype: pl.DataType) -> bool:
     """Return whether values of a type have one spelling each: floats have two zeros, bytes may have none."""
     return column_type(dtype).key and not dtype.is_float() and dtype != pl.Binary
 
 
-def check_marks(marks: TimeMarks, columns: ColumnTypes, topic: str) -> None:
+def check_topic_watermark(rule: WatermarkRule, columns: ColumnTypes, topic: str) -> None:
     """Make sure that a watermark's expressions fit the columns and give what they must."""
-    for name, mark in marks.present().items():
+    _check_rule(rule, topic)
+    for name, mark in rule.marks.present().items():
         word = _PARAMETER_NAMES.get(name, name)
         dtype = type_of(mark, columns, f"the watermark's {word} of {topic!r}")
         wrong = {

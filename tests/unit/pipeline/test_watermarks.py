@@ -339,3 +339,11 @@ def test_an_expression_of_time_that_fails_on_data_names_the_stream():
     failing = pl.col("kind").str.to_datetime("%Y", strict=True, time_zone="UTC")
     with pytest.raises(UserCodeError, match="the watermark of 'events' failed"):
         run(app_with(punctuation=failing), sent(1))
+
+
+@pytest.mark.parametrize("rule", ["10 seconds", timedelta(seconds=10), None])
+def test_a_watermark_that_is_no_rule_is_refused_with_the_way_to_make_one(rule):
+    topic = ms.App("time", log="unused").topic("events", Event, key="device")
+    for declared in (topic.stream, topic.table):
+        with pytest.raises(ConfigError, match=r"'events' is .*ms\.watermark\(\"10 seconds\"\)"):
+            declared(time="at", watermark=rule)

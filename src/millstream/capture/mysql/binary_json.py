@@ -196,7 +196,8 @@ def _opaque(data: bytes, part: _Part) -> str:
     """Return a value of a column's type, which JSON has none for."""
     kind, found = data[part.at], _sized(data, part.at + 1)
     if kind == _DECIMAL:
-        return read_decimal(found[0], found[1])(BinlogBuffer(found, 2))
+        number: str = read_decimal(found[0], found[1])(BinlogBuffer(found, 2))
+        return number
     if kind in (_DATE, _DATETIME, _TIMESTAMP, _TIME):
         packed = int.from_bytes(found, "little", signed=True)
         return _quoted(_moment_text(kind, packed))

@@ -33,9 +33,9 @@ WAIT_TIMEOUT_S = 31_536_000  # a session may have nothing to ask for long
 
 _COM_BINLOG_DUMP = 0x12
 _ER_MASTER_FATAL = 1236
-_ER_CUT = (
-    1301  # a warning: a function's result is longer than max_allowed_packet, and null in its place
-)
+# A warning: what a function gives is longer than max_allowed_packet, and null in its place.
+_ER_CUT = 1301
+LOCK_WAIT_TIMEOUT = 1205
 _DENIED = frozenset((1044, 1045, 1142, 1143, 1227, 1698))
 _SETTINGS = (
     "SET SESSION sql_mode = ''",  # CHAR without padding; quoted text and zero dates as they are
@@ -59,7 +59,14 @@ def _driver() -> Any:
 
 
 class TableAlteredError(RetriableError):
-    """A table was altered while a snapshot read it. Read the chunk again."""
+    """A table was altered while a snapshot read it. Read the chunk again.
+
+    ``code`` is the server's number of the error; 0 if it is none of the server's.
+    """
+
+    def __init__(self, message: str, code: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class TableInUseError(TableAlteredError):
@@ -102,8 +109,9 @@ def _translated(code: Any, text: str, address: MariaDbAddress) -> MillstreamErro
         return ConfigError(
             f"{address.shown} refuses: {text}. Correct the user, password or privileges."
         )
-    if code in (1412, 1054, 1146, 1205):  # altered, a column or the table is gone, an ALTER goes on
-        return TableAlteredError(f"{address.shown}: {text}. The table is read again.")
+    # Altered, a column or the table is gone, an ALTER or a transaction goes on.
+    if code in (1412, 1054, 1146, LOCK_WAIT_TIMEOUT):
+        return TableAlteredError(f"{address.shown}: {text}. The table is read again.", code)
     return RetriableError(f"{address.shown}: {text} (error {code}). It is tried again.")
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from millstream.capture.mysql.session import (
+    LOCK_WAIT_TIMEOUT,
     WAIT_TIMEOUT_S,
     MariaDbSession,
     TableAlteredError,
@@ -149,6 +150,8 @@ def _lock(session: MariaDbSession, tables: list[str]) -> None:
     try:
         session.rows(f"LOCK TABLES {', '.join(f'{table} READ' for table in tables)}")
     except TableAlteredError as error:
+        if error.code != LOCK_WAIT_TIMEOUT:
+            raise
         raise TableInUseError(
             f"{error} A transaction that has written {', '.join(tables)} has not ended for a second, so that no snapshot of it "
             "can be taken; see performance_schema.metadata_locks. It is tried again."

@@ -128,7 +128,8 @@ def server_faults(session: Session, *, slot_needed: bool) -> Iterator[PgFault]:
         return
     if session.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
         yield PgFault(
-            "the server is a standby, where no slot survives a promotion", "capture its primary"
+            "the server is a standby, which has no changes of its own",
+            "capture its primary; in a URL of several hosts, add ?target_session_attrs=read-write",
         )
     settings: dict[str, str] = dict(
         session.execute(

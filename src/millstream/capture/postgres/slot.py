@@ -13,18 +13,26 @@ made; the slot is at or before the progress     the stream begins at the progres
 made; the slot is behind the progress           refused: changes are lost
 made; no slot, or it lost its WAL               refused: changes are lost
 made; no publication                            refused: what it decodes cannot be known
-another system or timeline, or WAL that is      refused: the server is another one, or was set back
-shorter than the progress
+another system, or WAL that is shorter than     refused: the server is another one, or was set back
+the progress
+a timeline that left the captured one at or     the stream begins at the progress, which is of the server's
+after the progress; the slot was copied to      timeline from now on
+that standby, is valid and not temporary
+another timeline in any other case              refused: the log may have what the server has not
 the slot is used by another process             tried again
 ==============================================  ====================================================
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from millstream.capture.postgres.messages import lsn_text, parse_lsn
-from millstream.capture.postgres.stream import Session, create_slot, open_session, run_command
+from millstream.capture.postgres.stream import (
+    Session,
+    SystemIdentity,
+    create_slot,
+    open_session,
+)
+from millstream.capture.postgres.timelines import identify, left_at, refuse_other_server
 from millstream.capture.units import Progress
 from millstream.errors import ConflictError, RetriableError
 from millstream.views.address import PostgresAddress
@@ -33,22 +41,6 @@ _AGAIN = (
     "Capture under a new name (--name), which begins with a new snapshot; then remove what is left of the old "
     "one: SELECT pg_drop_replication_slot('{slot}');"
 )
-
-
-class SystemIdentity(NamedTuple):
-    """Which server it is, on which timeline, and where its WAL ends."""
-
-    system: str
-    timeline: int
-    wal_end: int
-
-
-def identify(address: PostgresAddress) -> SystemIdentity:
-    """Ask a server who it is."""
-    with open_session(address, replication=True) as session:
-        found = run_command(session.pgconn, "IDENTIFY_SYSTEM")
-    system, timeline, end = (found.get_value(0, place) or b"" for place in range(3))
-    return SystemIdentity(system.decode(), int(timeline), parse_lsn(end.decode()))
 
 
 def make_slot(session: Session, address: PostgresAddress, slot: str) -> int:
@@ -64,55 +56,107 @@ def make_slot(session: Session, address: PostgresAddress, slot: str) -> int:
 
 def check_slot(
     session: Session, address: PostgresAddress, progress: Progress, publication: str
-) -> None:
-    """Return if the slot, and its server, have what follows the progress.
+) -> Progress:
+    """Return the progress, on the server's timeline, if the slot and its server have what follows it.
 
     Raises:
         ConflictError: they have not.
-        RetriableError: another process reads the slot.
+        RetriableError: another process reads the slot, or the address leads to several servers.
     """
-    slot, lsn = progress["slot"], progress["lsn"]
-    again = _AGAIN.format(slot=slot)
     now = identify(address)
+    refuse_other_server(session, address, now.timeline)
+    promoted = now.timeline != progress["timeline"]
+    reason = (
+        _unlike_server(address, progress, now)
+        or _missing_publication(session, address, publication)
+        or _unlike_slot(session, address, progress, promoted=promoted)
+    )
+    if reason:
+        raise ConflictError(f"{reason} {_AGAIN.format(slot=progress['slot'])}")
+    _refuse_used(session, address, progress["slot"])
+    return {**progress, "timeline": now.timeline}
+
+
+def _unlike_server(address: PostgresAddress, progress: Progress, now: SystemIdentity) -> str:
+    """Say why the server's WAL is not the continuation of what was captured; empty if it is."""
+    lsn, timeline = progress["lsn"], progress["timeline"]
     if now.system != progress["system"]:
-        raise ConflictError(
+        return (
             f"{address.shown} is another server than the one that was captured: its system identifier is "
-            f"{now.system}, and was {progress['system']}. {again}"
+            f"{now.system}, and was {progress['system']}."
         )
-    if now.timeline != progress["timeline"] or now.wal_end < lsn:
-        raise ConflictError(
-            f"{address.shown} was set back, or a standby was promoted: it is at {lsn_text(now.wal_end)} of timeline "
-            f"{now.timeline}, and was captured up to {lsn_text(lsn)} of timeline {progress['timeline']}. The log may "
-            f"have changes that the server has not. {again}"
+    found = (
+        f"{address.shown} was set back, or a standby was promoted: it is at {lsn_text(now.wal_end)} of timeline "
+        f"{now.timeline}, and was captured up to {lsn_text(lsn)} of timeline {timeline}"
+    )
+    if now.timeline == timeline:
+        missing = now.wal_end < lsn
+        return f"{found}. The log may have changes that the server has not." if missing else ""
+    left = left_at(address, timeline, now.timeline)
+    if left is None:
+        return (
+            f"{found}, which its history does not have. The log may have changes that the server has not: let the "
+            "address lead to the server whose changes are to be captured."
         )
+    if left < lsn:
+        return (
+            f"{found}, which its own left at {lsn_text(left)}: what was captured after that had not reached it, and the "
+            "log may have changes that the server has not. The server's synchronized_standby_slots prevents that."
+        )
+    return ""
+
+
+def _missing_publication(session: Session, address: PostgresAddress, publication: str) -> str:
     there = session.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", (publication,))
-    if there.fetchone() is None:
-        raise ConflictError(
-            f"the publication {publication} of {address.shown} is gone: changes cannot be decoded that were made "
-            f"before it is made again. {again}"
-        )
+    if there.fetchone() is not None:
+        return ""
+    return (
+        f"the publication {publication} of {address.shown} is gone: changes cannot be decoded that were made "
+        "before it is made again."
+    )
+
+
+def _unlike_slot(
+    session: Session, address: PostgresAddress, progress: Progress, *, promoted: bool
+) -> str:
+    """Say why the slot has not what follows the progress; empty if it has."""
+    slot, lsn = f"the replication slot {progress['slot']} of {address.shown}", progress["lsn"]
     found = session.execute(
-        "SELECT active_pid, wal_status, confirmed_flush_lsn::text, plugin FROM pg_replication_slots "
+        "SELECT wal_status, confirmed_flush_lsn::text, temporary, to_jsonb(s) ->> 'synced', "
+        "to_jsonb(s) ->> 'invalidation_reason' FROM pg_replication_slots s "
         "WHERE slot_name = %s AND database = current_database()",
-        (slot,),
+        (progress["slot"],),
     ).fetchone()
     if found is None:
-        raise ConflictError(
-            f"the replication slot {slot} of {address.shown} is gone, and with it the changes since "
-            f"{lsn_text(lsn)}. {again}"
+        why = "; it was not copied to this standby in time" if promoted else ""
+        return f"{slot} is gone, and with it the changes since {lsn_text(lsn)}{why}."
+    wal_status, confirmed, temporary, synced, invalid = found
+    if promoted and (synced != "true" or temporary):
+        return (
+            f"{slot} was not copied from the primary that was captured, and the timeline is another one: a standby was "
+            f"promoted, or a backup restored. What the slot has of the changes since {lsn_text(lsn)} is not known."
         )
-    if found[1] == "lost" or found[2] is None:
-        raise ConflictError(
-            f"the replication slot {slot} of {address.shown} kept more WAL than max_slot_wal_keep_size allows: the "
-            f"changes since {lsn_text(lsn)} are gone. {again}"
+    if invalid and invalid != "wal_removed":
+        return f"{slot} was made invalid by the server ({invalid}): the changes since {lsn_text(lsn)} are gone."
+    if wal_status == "lost" or confirmed is None:
+        return (
+            f"{slot} kept more WAL than max_slot_wal_keep_size allows: the changes since {lsn_text(lsn)} "
+            "are gone."
         )
-    if parse_lsn(found[2]) > lsn:
-        raise ConflictError(
-            f"the replication slot {slot} of {address.shown} was moved, or made anew: it is at {found[2]}, and the "
-            f"log has the changes up to {lsn_text(lsn)} only. {again}"
+    if parse_lsn(confirmed) > lsn:
+        return (
+            f"{slot} was moved, or made anew: it is at {confirmed}, and the log has the changes up to "
+            f"{lsn_text(lsn)} only."
         )
-    if found[0] is not None:
+    return ""
+
+
+def _refuse_used(session: Session, address: PostgresAddress, slot: str) -> None:
+    row = session.execute(
+        "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", (slot,)
+    ).fetchone()
+    if row is not None and row[0] is not None:
         raise RetriableError(
-            f"the replication slot {slot} of {address.shown} is used by the server's process {found[0]}. It is tried "
+            f"the replication slot {slot} of {address.shown} is used by the server's process {row[0]}. It is tried "
             "again; if that is no older run of this capture, stop what uses it."
         )

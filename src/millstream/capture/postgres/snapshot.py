@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import select
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from psycopg import errors
@@ -23,7 +23,9 @@ from millstream.capture.postgres.stream import (
     Session,
     check_end,
     create_slot,
+    identity_of,
     open_session,
+    refuse_other_timeline,
     run_command,
     translated,
 )
@@ -45,7 +47,7 @@ class ReadTable:
 
 @dataclass
 class PgSnapshot:
-    """A snapshot at ``lsn``; use it in ``with``. Tables that are read stay locked in ACCESS SHARE until it ends.
+    """A snapshot at ``lsn``, of a timeline if one is given; use it in ``with``. Tables that are read stay locked in ACCESS SHARE until it ends.
 
     Raises:
         RetriableError: transactions that write do not end; the message names the oldest.
@@ -53,7 +55,8 @@ class PgSnapshot:
 
     address: PostgresAddress
     slot: str
-    lsn: int = 0
+    timeline: int | None = None
+    lsn: int = field(default=0, init=False)
 
     def __enter__(self) -> Self:
         self._session = open_session(self.address)
@@ -70,6 +73,7 @@ class PgSnapshot:
 
     def _import(self) -> None:
         with open_session(self.address, replication=True) as maker:
+            refuse_other_timeline(self.address, identity_of(maker).timeline, self.timeline)
             try:
                 self.lsn, name = create_slot(maker, self.slot, temporary=True)
             except errors.QueryCanceled:

@@ -64,7 +64,7 @@ from millstream.capture.postgres.messages import (
     parse_lsn,
 )
 from millstream.capture.postgres.retention import drop_slots, measure_kept, source_lag
-from millstream.capture.postgres.slot import check_slot, identify, make_slot
+from millstream.capture.postgres.slot import check_slot, make_slot
 from millstream.capture.postgres.snapshot import PgSnapshot, ReadTable, waiting
 from millstream.capture.postgres.stream import (
     KEEPALIVE,
@@ -74,6 +74,7 @@ from millstream.capture.postgres.stream import (
     open_session,
     translated,
 )
+from millstream.capture.postgres.timelines import identify
 from millstream.capture.postgres.tracker import PgTableTracker
 from millstream.capture.postgres.unread_rows import KeyTexts, keys_behind
 from millstream.capture.postgres.values import PgTypes, parse_copy_line
@@ -306,7 +307,7 @@ class _Run:
             publication = refuse_alterations(self.session, source.name, None)
             place = self._made(progress["slot"])
             progress = {**progress, "made": True, "lsn": place, "publication": publication}
-        check_slot(self.session, source.address, progress, source.name)
+        progress = check_slot(self.session, source.address, progress, source.name)
         self._lsn = progress["lsn"]
         self._identity = {key: progress[key] for key in _IDENTITY if key in progress}
         self._signals = progress.get("signals", 0)
@@ -314,9 +315,8 @@ class _Run:
         now = self.session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
         assert now is not None
         self._target = parse_lsn(now[0])
-        with WalStream(
-            source.address, progress["slot"], source.name, self._lsn, source.messages
-        ) as self._stream:
+        where = (progress["slot"], source.name, self._lsn, progress["timeline"])
+        with WalStream(source.address, *where, source.messages) as self._stream:
             yield from self._refreshed()
             while not self.closed.is_set():
                 if source.rereads:
@@ -402,7 +402,7 @@ class _Run:
 
     def _snapshot(self) -> Iterator[CaptureUnit]:
         name = f"{self._identity['slot']}_{self.source.new_suffix()}"
-        with PgSnapshot(self.source.address, name) as snapshot:
+        with PgSnapshot(self.source.address, name, self._identity["timeline"]) as snapshot:
             yield from self._follow(snapshot.lsn)
             if self.closed.is_set():
                 return

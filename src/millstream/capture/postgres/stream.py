@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import psycopg
 from psycopg import pq
@@ -33,6 +33,7 @@ _OPTIONS = (
     "-c client_encoding=UTF8 -c row_security=off -c statement_timeout=0 -c idle_in_transaction_session_timeout=0"
 )
 Session = psycopg.Connection[tuple[Any, ...]]
+FAILOVER_SINCE = 170_000  # the version from which on a slot may be copied to standbys
 
 
 def keepalive_end(data: bytes) -> int | None:
@@ -89,6 +90,34 @@ def run_command(connection: pq.abc.PGconn, command: str) -> pq.abc.PGresult:
     return found
 
 
+class SystemIdentity(NamedTuple):
+    """Which server it is, on which timeline, and where its WAL ends."""
+
+    system: str
+    timeline: int
+    wal_end: int
+
+
+def identity_of(session: Session) -> SystemIdentity:
+    """Ask the server of a replication session who it is."""
+    found = run_command(session.pgconn, "IDENTIFY_SYSTEM")
+    system, timeline, end = (found.get_value(0, place) or b"" for place in range(3))
+    return SystemIdentity(system.decode(), int(timeline), parse_lsn(end.decode()))
+
+
+def refuse_other_timeline(address: PostgresAddress, found: int, timeline: int | None) -> None:
+    """Return if the timeline that was found is the one that the rest of a run is on.
+
+    Raises:
+        RetriableError: it is another. An address may lead to several servers, or to a new one meanwhile.
+    """
+    if timeline not in (None, found):
+        raise RetriableError(
+            f"connections to {address.shown} lead to servers of two timelines, {found} and {timeline}. They are made "
+            "anew; if that comes again, see to it that the address leads to the new primary only."
+        )
+
+
 def check_end(connection: pq.abc.PGconn) -> None:
     """Return if what was copied ended well.
 
@@ -105,6 +134,8 @@ def create_slot(
 ) -> tuple[int, str]:
     """Create a slot, and return the place it begins at and, of a temporary one, the name of the snapshot there.
 
+    One that stays may be copied to standbys, where the server has that: nothing waits for a standby unless the server's
+    ``synchronized_standby_slots`` says so.
     The server waits for every transaction that writes. After ``wait_s`` the wait is cancelled, which leaves no slot.
 
     Raises:
@@ -113,6 +144,8 @@ def create_slot(
     kind = "TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT"
     if not temporary:
         kind = "LOGICAL pgoutput NOEXPORT_SNAPSHOT"
+        if session.info.server_version >= FAILOVER_SINCE:
+            kind = "LOGICAL pgoutput (SNAPSHOT 'nothing', FAILOVER true)"
     watch = threading.Timer(wait_s, session.cancel)
     watch.start()
     try:
@@ -126,7 +159,7 @@ def create_slot(
 
 @dataclass
 class WalStream:
-    """The stream of a slot from ``start`` on; use it in ``with``.
+    """The stream of a slot from ``start`` of a timeline on; use it in ``with``.
 
     ``acknowledge`` may be called from any thread, the rest from one. ``messages``: those of pg_logical_emit_message are
     streamed, too.
@@ -136,6 +169,7 @@ class WalStream:
     slot: str
     publication: str
     start: int
+    timeline: int
     messages: bool = False
     _acknowledged: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -148,6 +182,8 @@ class WalStream:
         self._connection = self._session.pgconn
         try:
             with translated(self.address):
+                found = identity_of(self._session).timeline
+                refuse_other_timeline(self.address, found, self.timeline)
                 messages = ", messages 'true'" if self.messages else ""
                 run_command(
                     self._connection,

@@ -219,8 +219,12 @@ def _is_hopeless(failed: list[FailedRow], height: int) -> bool:
 
 
 def error_reason(error: BaseException) -> str:
-    """Return what failed, in one line: the kind of error and the first line of what it says."""
-    lines = str(error).strip().splitlines()
+    """Return what failed, in one line: the kind of error and the first line of what it says.
+
+    Half of a surrogate pair, which a message may have from the data, cannot be stored; it is spelled out.
+    """
+    text = str(error).encode(errors="backslashreplace").decode()
+    lines = text.strip().splitlines()
     said = lines[0].rstrip(".") if lines else ""
     kind = type(error).__name__
     if isinstance(error, UnusableRowError):

@@ -71,7 +71,7 @@ class KeyCalls:
     """Makes the calls of one batch of one bucket.
 
     ``until_us``: event-time timers up to it are due at the end of the batch. ``floor_us``: nothing is emitted with
-    an earlier event time.
+    an earlier event time. ``key_types`` are the columns of the key.
     """
 
     function: ProcessFunction
@@ -82,6 +82,7 @@ class KeyCalls:
     in_time_order: bool
     until_us: int
     floor_us: int
+    key_types: Mapping[str, pl.DataType]
     failures: Failures = field(default_factory=Failures)
     last_error: BaseException | None = None
     count: int = 0
@@ -105,9 +106,15 @@ class KeyCalls:
             ):
                 self._timer(until_us)
             self._row(number)
+        self._due_timers()
+        while self._processing_timers():  # these may set timers that are due
+            self._due_timers()
+
+    def _due_timers(self) -> None:
+        """Fire the event-time timers that are due at the end of the batch."""
+        timers = self.call.timers
         while timers.past or (timers.times and timers.times[0] <= self.until_us):
             self._timer(self.until_us)
-        self._processing_timers()
 
     def _row(self, number: int) -> None:
         rows = self.rows
@@ -124,23 +131,35 @@ class KeyCalls:
         return -(self.call.key_hash >> 1) - 1
 
     def _timer(self, until_us: int) -> None:
-        if not self.call.timers.past:  # which come after the call that set them
+        is_next = bool(self.call.timers.past)
+        if not is_next:  # those come after the call that set them
             self.call.tie = self._timer_tie
         at_us = self.call.timers.take_due(until_us)
         assert at_us is not None
-        self._fire(at_us, max(at_us, self.call.now_us), self.function.on_timer)
+        self._fire(at_us, max(at_us, self.call.now_us), self.function.on_timer, is_next=is_next)
 
-    def _processing_timers(self) -> None:
-        """Fire the processing-time timers that are due, and the event-time timers that these set for the past."""
-        call = self.call
-        while (at_ms := call.processing_timers.take_due(call.wall_ms)) is not None:
+    def _processing_timers(self) -> bool:
+        """Fire the processing-time timers that are due, and the event-time timers that these set for the past.
+
+        Return whether there were any.
+        """
+        call, fired = self.call, False
+        while True:
+            is_next = bool(call.processing_timers.past)
+            at_ms = call.processing_timers.take_due(call.wall_ms)
+            if at_ms is None:
+                return fired
+            fired = True
             now_us = max(call.now_us, self.floor_us)
-            self._fire(at_ms * 1000, now_us, self.function.on_processing_timer)
+            self._fire(at_ms * 1000, now_us, self.function.on_processing_timer, is_next=is_next)
             while call.timers.past:
                 self._timer(call.now_us)
 
-    def _fire(self, at_us: int, now_us: int, method: Callable[..., None]) -> None:
-        self.at_once = self.at_once + 1 if now_us == self.call.now_us else 0
+    def _fire(
+        self, at_us: int, now_us: int, method: Callable[..., object], *, is_next: bool
+    ) -> None:
+        """Call for a timer; ``is_next``: it was set for a time that had passed, as those are that set one another."""
+        self.at_once = self.at_once + 1 if is_next and now_us == self.call.now_us else 0
         error = self._made(now_us, method, to_datetime(at_us))
         if error is not None:
             key = self.call.key
@@ -148,7 +167,7 @@ class KeyCalls:
             self.failures.timers.append((key, at_us, error_reason(error)))
 
     def _made(
-        self, now_us: int, method: Callable[..., None], given: object
+        self, now_us: int, method: Callable[..., object], given: object
     ) -> BaseException | None:
         """Make a call; return the error with which it failed, after undoing what it did."""
         self.call.now_us = now_us
@@ -161,7 +180,12 @@ class KeyCalls:
                     f"more than {TIMERS_AT_ONCE_MAX:,} timers of a key have fired at one time: a timer sets another "
                     "that is not after it"
                 )
-            method(self.context, given)
+            returned = method(self.context, given)
+            if returned is not None:
+                raise UnusableRowError(
+                    f"{method.__name__} returns a {type(returned).__name__}, and what it returns is not emitted: give "
+                    "rows to context.emit"
+                )
         except MillstreamError:
             raise
         except FAILURES as error:
@@ -193,8 +217,15 @@ class KeyCalls:
 
     def timer_rows(self, timers: Sequence[tuple[Mapping[str, Any], int, str]]) -> pl.DataFrame:
         """Return failed timers as rows: the columns of the key, and the time."""
-        keys = [{**key, TIMER_COLUMN: to_datetime(at_us)} for key, at_us, _ in timers]
-        return pl.DataFrame(keys)
+        time = TIMER_COLUMN
+        while time in self.key_types:
+            time += "_"
+        columns = [
+            pl.Series(name, [key[name] for key, *_ in timers], dtype, strict=True)
+            for name, dtype in self.key_types.items()
+        ]
+        times = pl.Series(time, [at_us for _, at_us, _ in timers], pl.Datetime("us", "UTC"))
+        return pl.DataFrame([*columns, times])
 
 
 def key_rows(rows: pl.DataFrame, columns: Sequence[str], time: str, tie: str) -> KeyRows:

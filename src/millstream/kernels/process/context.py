@@ -49,7 +49,9 @@ class KeyTimers:
     added: list[tuple[int, int]] = field(default_factory=list)
 
     def set(self, at: int, now: int, key_hash: int, undo: Undo) -> None:
-        """Set a timer; one that is there already stays."""
+        """Set a timer. One that is there already stays, or comes next if the present has passed its time."""
+        if at <= now:
+            _remove(self.times, at, undo)
         mine = self.past if at <= now else self.times
         place = bisect_left(mine, at)
         if place < len(mine) and mine[place] == at:
@@ -61,16 +63,22 @@ class KeyTimers:
 
     def delete(self, at: int, undo: Undo) -> None:
         """Delete a timer, if it is there."""
-        for mine in (self.past, self.times):
-            if at in mine:
-                mine.remove(at)
-                undo.append(lambda mine=mine: insort(mine, at))  # type: ignore[misc]
+        _remove(self.past, at, undo)
+        _remove(self.times, at, undo)
 
     def take_due(self, until: int) -> int | None:
         """Remove and return the next timer, up to a time; None if there is none."""
         if self.past:
             return self.past.pop(0)
         return self.times.pop(0) if self.times and self.times[0] <= until else None
+
+
+def _remove(times: list[int], at: int, undo: Undo) -> None:
+    """Remove a time from a sorted list, if it is there."""
+    place = bisect_left(times, at)
+    if place < len(times) and times[place] == at:
+        del times[place]
+        undo.append(lambda: insort(times, at))
 
 
 @dataclass

@@ -75,6 +75,11 @@ def map_state(
         raise ConfigError(
             f"map_state is given keys of the type {dtype}. Give a plain type, such as pl.String."
         )
+    if isinstance(dtype, pl.Datetime) and dtype.time_zone not in (None, "UTC"):
+        raise ConfigError(
+            f"map_state is given keys of the type {dtype}. To Python two times of day are equal when clocks are put back "
+            'between them. Give pl.Datetime("us", "UTC").'
+        )
     return StateDeclaration("map", _dtype(value, "map_state"), dtype, ttl_us=_ttl(ttl))
 
 

@@ -18,21 +18,33 @@ from collections.abc import (
 from dataclasses import dataclass, field
 from typing import Any, overload
 
+from millstream.kernels.errors.user_code import UnusableRowError
 from millstream.kernels.process.declarations import StateDeclaration, StateKind
-from millstream.kernels.process.values import Conversion, conversion, frozen
+from millstream.kernels.process.values import Conversion, conversion, frozen, key_conversion
 
 
 @dataclass(slots=True)
 class StateCells:
     """What the states of the present key hold, by number, when each was written last, and how to undo the call.
 
-    A value is as it is stored, a list a list, and a map a dict. ``now_us`` is the event time of the call.
+    A value is as it is stored, a list a list, and a map a dict. ``now_us`` is the event time of the call, and
+    ``call`` its number. ``copied`` are the states of which the call has kept a copy: undoing goes back to
+    its beginning, so one is enough, however much is changed after it.
     """
 
     values: list[Any] = field(default_factory=list)
     written_us: list[int | None] = field(default_factory=list)
     undo: list[Callable[[], object]] = field(default_factory=list)
     now_us: int = 0
+    call: int = 0
+    copied: set[int] = field(default_factory=set)
+
+    def begin(self, now_us: int) -> None:
+        """Begin with a call."""
+        self.undo.clear()
+        self.copied.clear()
+        self.now_us = now_us
+        self.call += 1
 
     def note(self, number: int) -> None:
         """Note that a state is written now."""
@@ -51,11 +63,17 @@ class KeyState:
 class StateList(MutableSequence[Any]):
     """A list of the key. What it has is changed by its own methods, and elements are replaced as a whole."""
 
-    __slots__ = ("_cells", "_convert", "_items", "_number")
+    __slots__ = ("_call", "_cells", "_convert", "_held", "_number")
 
     def __init__(self, cells: StateCells, number: int, convert: Conversion) -> None:
         self._cells, self._number, self._convert = cells, number, convert
-        self._items: list[Any] = cells.values[number]
+        self._held: list[Any] = cells.values[number]
+        self._call = cells.call
+
+    @property
+    def _items(self) -> list[Any]:
+        _require_call(self._cells, self._call)
+        return self._held
 
     @overload
     def __getitem__(self, index: int) -> Any: ...
@@ -83,8 +101,22 @@ class StateList(MutableSequence[Any]):
         """Add an element at the end."""
         items = self._items
         items.append(self._convert(value))
-        self._cells.undo.append(items.pop)
+        if self._number not in self._cells.copied:
+            self._cells.undo.append(items.pop)
         self._cells.note(self._number)
+
+    def extend(self, values: Iterable[Any]) -> None:
+        """Add elements at the end: these may be the list's own."""
+        items, count = self._items, len(self)
+        items += [*map(self._convert, values)]
+        if self._number not in self._cells.copied:
+            self._cells.undo.append(lambda: items.__delitem__(slice(count, None)))
+        self._cells.note(self._number)
+
+    def reverse(self) -> None:
+        """Reverse the order of elements."""
+        self._keep()
+        self._items.reverse()
 
     def insert(self, index: int, value: Any) -> None:
         """Insert an element before a place."""
@@ -108,25 +140,34 @@ class StateList(MutableSequence[Any]):
         self._items.clear()
 
     def _keep(self) -> None:
-        items, before = self._items, [*self._items]
-        self._cells.undo.append(lambda: items.__setitem__(slice(None), before))
+        items = self._items
+        if self._number not in self._cells.copied:
+            before = [*items]
+            self._cells.undo.append(lambda: items.__setitem__(slice(None), before))
+            self._cells.copied.add(self._number)
         self._cells.note(self._number)
 
 
 class StateMap(MutableMapping[Any, Any]):
     """A map of the key. Values are replaced as a whole."""
 
-    __slots__ = ("_cells", "_convert", "_convert_key", "_items", "_number")
+    __slots__ = ("_call", "_cells", "_convert", "_convert_key", "_held", "_number")
 
     def __init__(
         self, cells: StateCells, number: int, convert: tuple[Conversion, Conversion]
     ) -> None:
         self._cells, self._number = cells, number
         self._convert_key, self._convert = convert
-        self._items: dict[Any, Any] = cells.values[number]
+        self._held: dict[Any, Any] = cells.values[number]
+        self._call = cells.call
+
+    @property
+    def _items(self) -> dict[Any, Any]:
+        _require_call(self._cells, self._call)
+        return self._held
 
     def __getitem__(self, key: Any) -> Any:
-        return frozen(self._items[key])
+        return frozen(self._items[self._convert_key(key)])
 
     def __len__(self) -> int:
         return len(self._items)
@@ -143,6 +184,7 @@ class StateMap(MutableMapping[Any, Any]):
         self._items[key] = value
 
     def __delitem__(self, key: Any) -> None:
+        key = self._convert_key(key)
         if key not in self._items:
             raise KeyError(key)
         self._keep()
@@ -153,12 +195,29 @@ class StateMap(MutableMapping[Any, Any]):
         self._keep()
         self._items.clear()
 
+    def popitem(self) -> tuple[Any, Any]:
+        """Remove the key that was added last, as a dict does; return it with its value."""
+        items = self._items
+        if not items:
+            raise KeyError("the map is empty")
+        key = next(reversed(items))
+        return key, self.pop(key)
+
+    def replace(self, by: Mapping[Any, Any]) -> None:
+        """Have this instead of what is held."""
+        made = {self._convert_key(key): self._convert(value) for key, value in by.items()}
+        self._keep()
+        _replace(self._items, made)
+
     def _keep(self, key: Any = None) -> None:
         """Note how a change is undone: of one key that stays, or of any number, whose order matters."""
         items = self._items
-        if key is None:
+        if self._number in self._cells.copied:
+            pass
+        elif key is None:
             before = dict(items)
             self._cells.undo.append(lambda: _replace(items, before))
+            self._cells.copied.add(self._number)
         elif key in items:
             value = items[key]
             self._cells.undo.append(lambda: items.__setitem__(key, value))
@@ -170,6 +229,13 @@ class StateMap(MutableMapping[Any, Any]):
 def _replace(items: dict[Any, Any], by: Mapping[Any, Any]) -> None:
     items.clear()
     items.update(by)
+
+
+def _require_call(cells: StateCells, call: int) -> None:
+    if cells.call != call:
+        raise UnusableRowError(
+            "a list or map of state is used that was kept from another call. Read it from context.state in each call"
+        )
 
 
 class KeyStates:
@@ -192,6 +258,9 @@ class KeyStates:
             for number, (_, one) in enumerate(self.declared)
             if one.ttl_us is not None
         ]
+        self._defaults = [
+            conversion(one.dtype, f"The state {name!r}")(one.default) for name, one in self.declared
+        ]
 
     def load(self, values: Sequence[Any], written_us: Sequence[int | None]) -> None:
         """Begin with a key, of which this is held; None where a state is empty."""
@@ -208,8 +277,7 @@ class KeyStates:
 
     def begin(self, now_us: int) -> None:
         """Begin with a call at an event time: forget what has expired by then."""
-        self.cells.undo.clear()
-        self.cells.now_us = now_us
+        self.cells.begin(now_us)
         if self._ttls:
             self.expire(now_us)
 
@@ -235,9 +303,11 @@ class KeyStates:
 
     def is_empty(self) -> bool:
         """Return whether the key's state is that of a key of which nothing is held."""
-        for value, (_, one) in zip(self.cells.values, self.declared, strict=True):
+        of_each = zip(self.cells.values, self.declared, self._defaults, strict=True)
+        for value, (_, one), default in of_each:
             if one.kind == "value":
-                if value is not None and value != one.default:
+                # What is equal need not be the same: 0.0 and -0.0.
+                if value is not None and (value != default or repr(value) != repr(default)):
                     return False
             elif value:
                 return False
@@ -254,7 +324,7 @@ def _attribute(cells: StateCells, name: str, number: int, one: StateDeclaration)
     if one.kind == "list":
         return _list(cells, number, convert)
     assert one.key_dtype is not None
-    of_key = conversion(one.key_dtype, f"A key of the state {name!r}")
+    of_key = key_conversion(one.key_dtype, f"A key of the state {name!r}")
     return _map(cells, number, (of_key, convert))
 
 
@@ -292,9 +362,6 @@ def _map(cells: StateCells, number: int, convert: tuple[Conversion, Conversion])
         return StateMap(cells, number, convert)
 
     def write(state: KeyState, items: Mapping[Any, Any]) -> None:
-        new = dict(items)
-        held = read(state)
-        held.clear()
-        held.update(new)
+        read(state).replace(dict(items))
 
     return property(read, write)

@@ -23,6 +23,7 @@ import polars as pl
 
 from millstream.kernels.arrays import Int64s
 from millstream.kernels.changes import concat_present, group_numbers
+from millstream.kernels.column_types import of_one_zero
 from millstream.kernels.errors.dead_letter_collector import FailedRows
 from millstream.kernels.errors.user_code import UserCode
 from millstream.kernels.frames import (
@@ -165,8 +166,9 @@ class _ProcessBatch:
             operator.version,
             operator.function.migrate,
         )
-        self.keys.open()
         self.until_us = operator.output_watermark(self.context.watermark_us)
+        self.floor_us = operator.output_watermark(self.context.watermark_before_us)
+        self._index_expiries(self.keys.open())
         self.ledger = StateLedger(operator.name, (self.waiting.runs, self.keys.rows.runs))
 
     def take(self, in_time: pl.DataFrame | None) -> None:
@@ -258,7 +260,8 @@ class _ProcessBatch:
             rows,
             in_time_order=operator.order == "time",
             until_us=self.until_us,
-            floor_us=operator.output_watermark(self.context.watermark_before_us),
+            floor_us=self.floor_us,
+            key_types=dict(operator.state_columns.key),
         )
 
     def _one_key(
@@ -289,7 +292,7 @@ class _ProcessBatch:
     ) -> None:
         """Note what is to be stored of a key, if there is anything that a later call could see, and when it expires."""
         call, states = calls.call, calls.states
-        states.expire(self.until_us - 1)
+        states.expire(self.until_us)  # before which no call can be any more
         timers, processing = call.timers.times, call.processing_timers.times
         if states.is_empty() and not timers and not processing:
             return
@@ -301,13 +304,13 @@ class _ProcessBatch:
     # ── what comes of them ──────────────────────────────────────────────────────────────────
 
     def _index(self, call: PresentCall, expiries: list[tuple[int, int]]) -> None:
-        for timers, made in (
-            (self.timers, call.timers.added),
-            (self.processing_timers, call.processing_timers.added),
-            (self.expiries, expiries),
-        ):
-            times = np.array([at for at, _ in made], np.int64)
-            timers.add(times, np.array([key_hash for _, key_hash in made], np.uint64))
+        _add(self.timers, call.timers.added)
+        _add(self.processing_timers, call.processing_timers.added)
+        _add(self.expiries, expiries)
+
+    def _index_expiries(self, migrated: list[tuple[int, int]]) -> None:
+        """Note when the state of keys that were migrated expires; of some that has been already."""
+        _add(self.expiries, [(max(at, self.floor_us + 1), key_hash) for at, key_hash in migrated])
 
     def _give(self, calls: KeyCalls) -> None:
         """Give what was emitted, and the rows and timers that failed."""
@@ -332,6 +335,11 @@ class _ProcessBatch:
         return tuple(failed)
 
 
+def _add(timers: Timers, made: Sequence[tuple[int, int]]) -> None:
+    times = np.array([at for at, _ in made], np.int64)
+    timers.add(times, np.array([key_hash for _, key_hash in made], np.uint64))
+
+
 @dataclass(frozen=True)
 class _BatchKeys:
     """The keys of a batch: each has one stored row or none, and its rows in their order.
@@ -349,6 +357,7 @@ class _BatchKeys:
     ) -> _BatchKeys:
         key = [HASH, *(name for name, _ in columns.key)]
         every = pl.concat([table[key] for table in (known, due) if table is not None])
+        every = every.with_columns(map(of_one_zero, every.get_columns()))
         stored = [] if known is None else columns.keys_of(known)
         return cls(every, group_numbers(every, key), stored)
 

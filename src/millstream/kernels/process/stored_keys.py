@@ -157,8 +157,10 @@ class StoredKeys:
     version: int
     migration: Migration
 
-    def open(self) -> None:
+    def open(self) -> list[tuple[int, int]]:
         """Make sure that what is stored is of this version; migrate it, if it is of an older one.
+
+        Return when state that was migrated expires, with the hash of its key.
 
         Raises:
             CorruptionError: it has another format.
@@ -172,10 +174,12 @@ class StoredKeys:
             )
         before = values.setdefault(_VERSION_VALUE, self.version)
         kinds = values.get(_KINDS_VALUE, {})
+        expiries: list[tuple[int, int]] = []
         if before != self.version:
-            self._migrate(before, kinds)
+            self._migrate(before, kinds, expiries)
         values[_VERSION_VALUE] = self.version
         values[_KINDS_VALUE] = {name: one.kind for name, one in self.columns.states}
+        return expiries
 
     @property
     def rows(self) -> KeyedRows:
@@ -185,28 +189,34 @@ class StoredKeys:
         """Return the rows of a version: in a family of their own, as runs of one family have the same columns."""
         return KeyedRows(self.state, f"keys.{version}", WEIGHT)
 
-    def _migrate(self, version: int, kinds: Mapping[str, StateKind]) -> None:
+    def _migrate(
+        self, version: int, kinds: Mapping[str, StateKind], expiries: list[tuple[int, int]]
+    ) -> None:
         old = self._rows(version)
         for hashes in _in_parts(_hashes(old)):
             held = old.get(hashes)
             if held is not None:
                 there = sorted_distinct(held[HASH].to_numpy())
-                self.rows.put(there, self._migrated(held, version, kinds))
+                self.rows.put(there, self._migrated(held, version, kinds, expiries))
         for slot in [*old.runs.slots]:
             old.runs.drop_slot(slot)
         self.state.families.pop(old.family, None)
         self.state.values.pop(f"{old.family}.version", None)
 
     def _migrated(
-        self, held: pl.DataFrame, version: int, kinds: Mapping[str, StateKind]
+        self,
+        held: pl.DataFrame,
+        version: int,
+        kinds: Mapping[str, StateKind],
+        expiries: list[tuple[int, int]],
     ) -> pl.DataFrame:
         """Return rows of an older version as this one has them."""
         before = {
             name: held_values(held[_state_column(name)], kind) for name, kind in kinds.items()
         }
         states, made = KeyStates(self.columns.states), StoredRows(self.columns)
-        others = [held[name].to_list() for name in (_NOW, _TIMERS, _PROCESSING_TIMERS)]
-        for place, (now_us, timers, processing) in enumerate(zip(*others, strict=True)):
+        others = [held[name].to_list() for name in (HASH, _NOW, _TIMERS, _PROCESSING_TIMERS)]
+        for place, (key_hash, now_us, timers, processing) in enumerate(zip(*others, strict=True)):
             was = {
                 name: EMPTY[kinds[name]]() if values[place] is None else values[place]
                 for name, values in before.items()
@@ -219,6 +229,8 @@ class StoredKeys:
                 raise self._refusal(error, held[place], version) from error
             if not states.is_empty() or timers or processing:
                 made.add(place, states, now_us, timers, processing)
+                if (expires_us := states.expires_us()) is not None:
+                    expiries.append((expires_us, key_hash))
         return made.frame(held[[*(name for name, _ in self.columns.key), HASH]])
 
     def _assign(self, states: KeyStates, given: Mapping[str, Any]) -> None:

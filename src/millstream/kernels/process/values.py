@@ -5,6 +5,7 @@ They are checked where they are given, so that a wrong one is an error of its ro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -19,14 +20,6 @@ from millstream.kernels.errors.user_code import UnusableRowError
 Conversion = Callable[[Any], Any]
 """Returns a value as its column keeps it, or raises an error that says why it cannot."""
 
-_PLAIN: Mapping[type[pl.DataType], type] = {
-    pl.String: str,
-    pl.Binary: bytes,
-    pl.Boolean: bool,
-    pl.Date: date,
-    pl.Time: time,
-}
-
 
 def conversion(dtype: pl.DataType, what: str) -> Conversion:
     """Return the conversion of values to a type; ``what`` names their place in errors. None stays None.
@@ -40,12 +33,27 @@ def conversion(dtype: pl.DataType, what: str) -> Conversion:
         return _float(what)
     plain = _PLAIN.get(type(dtype))
     if plain is not None:
-        return _instance(plain, dtype, what)
+        return _instance(*plain, dtype, what)
     if isinstance(dtype, pl.Struct):
         return _struct(dtype, what)
     if isinstance(dtype, (pl.List, pl.Array)):
         return _list(dtype, what)
     return _rounded(dtype, what)
+
+
+def key_conversion(dtype: pl.DataType, what: str) -> Conversion:
+    """Return the conversion of the keys of a map, which are to be found again."""
+    convert = conversion(dtype, what)
+    if not dtype.is_float():
+        return convert
+
+    def of_number(value: Any) -> Any:
+        number = convert(value)
+        if number is not None and math.isnan(number):
+            raise UnusableRowError(f"{what} is NaN, which is equal to no key, not even to itself")
+        return number
+
+    return of_number
 
 
 def refused(value: Any, dtype: pl.DataType, what: str) -> UnusableRowError:
@@ -76,13 +84,41 @@ def _float(what: str) -> Conversion:
     return convert
 
 
-def _instance(plain: type, dtype: pl.DataType, what: str) -> Conversion:
+def _instance(
+    plain: type, is_kept: Callable[[Any], bool] | None, dtype: pl.DataType, what: str
+) -> Conversion:
     def convert(value: Any) -> Any:
-        if value is None or type(value) is plain:
+        if value is None or (type(value) is plain and (is_kept is None or is_kept(value))):
             return value
         raise refused(value, dtype, what)
 
     return convert
+
+
+def _is_unicode(text: str) -> bool:
+    """Return whether a text can be stored: half of a surrogate pair, as JSON may have it, cannot."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_local(clock: time) -> bool:
+    """Return whether a time of day has no zone, which its column would not keep."""
+    return clock.tzinfo is None
+
+
+# The type of Python's for a type, and what says whether its column keeps a value.
+_PLAIN: Mapping[type[pl.DataType], tuple[type, Callable[[Any], bool] | None]] = {
+    pl.String: (str, _is_unicode),
+    pl.Binary: (bytes, None),
+    pl.Boolean: (bool, None),
+    pl.Date: (date, None),
+    pl.Time: (time, _is_local),
+}
 
 
 def _struct(dtype: pl.Struct, what: str) -> Conversion:

@@ -11,7 +11,7 @@ import time
 from decimal import Decimal
 
 import pytest
-from mariadb_database import SERVERS, both
+from mariadb_database import KINDS_OF_A_LONG_TEST, both
 from random_mariadb_workload import SCHEMA, Writers
 
 import millstream as ms
@@ -91,7 +91,7 @@ def server_rows(database, table, key):
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("own_database", list(SERVERS), indirect=True)
+@pytest.mark.parametrize("own_database", KINDS_OF_A_LONG_TEST, indirect=True)
 def test_1_2_a_capture_and_a_server_that_are_killed_leave_every_transaction_once(
     own_database, tmp_path
 ):

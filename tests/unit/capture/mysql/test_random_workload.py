@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from mariadb_database import both
+from mariadb_database import KINDS_OF_A_LONG_TEST
 from random_mariadb_workload import SCHEMA, Writers
 
 
@@ -19,7 +19,7 @@ def sequence(position):
     return int(position.replace(":", "-").rpartition("-")[2])
 
 
-@both
+@pytest.mark.parametrize("database", KINDS_OF_A_LONG_TEST, indirect=True)
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2, 3))]
 )

@@ -6,13 +6,12 @@ from datetime import timedelta
 import polars as pl
 import pytest
 from process_model import OUTPUT, Interpreter, at, seconds
-from process_run import SCHEMA, SECOND, Run, as_table, kernel_of
+from process_run import SCHEMA, SECOND, Run, as_table, kernel_of, stored_keys
 
 import millstream as ms
 from millstream import testing
 from millstream.errors import UserCodeError
 from millstream.kernels.process import calls
-from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.rescale import rescale_operator
 
 TEXT = {"what": pl.String}
@@ -88,17 +87,11 @@ def test_state_is_forgotten_when_it_is_older_than_its_ttl_and_leaves_the_store()
     assert [text.split(" None")[0] for text in said] == ["keep 7 [7]", "row 0 [7]", "row 0 []"]
     run, _ = told([([(1, "keep", 7)], 6)])
     assert run.kernel.name
-    assert events(run) == 1
+    assert stored_keys(run) == 1
     run.batch(as_table({"x": []}), 6 * SECOND)
-    assert events(run) == 1
+    assert stored_keys(run) == 1
     run.batch(as_table({"x": []}), 7 * SECOND)
-    assert events(run) == 0
-
-
-def events(run):
-    """Return how many keys state has."""
-    state = OperatorState.from_message(run.stored, run.store)
-    return sum(found.events for name, found in state.families.items() if name.startswith("keys"))
+    assert stored_keys(run) == 0
 
 
 def test_nested_state_cannot_be_changed_in_place_which_nobody_would_notice():

@@ -112,6 +112,7 @@ def test_of_runs_in_tiers_a_slot_keeps_few_and_all_rows(sizes):
     assert set(store.tables) == {run.name for run in runs.slots[0]}
 
 
+@pytest.mark.not_in_lane("thresholds", "it counts runs, which have many parts there")
 def test_four_runs_of_a_size_are_folded_in_tiers():
     runs = SortedRuns(MemoryRunStore())
     seen = []
