@@ -6,10 +6,12 @@ from unittest import mock
 
 import pytest
 from edited_app import EDIT, SOURCE, EditedApp, answers, edited_answers, events
+from state_content import state_content
 
 from millstream.errors import ConfigError
 from millstream.object_store.place import DESCRIPTION, StatePlace
 from millstream.ops.deploy import deploy
+from millstream.ops.incident import capture_incident
 from millstream.ops.plan import plan_change
 from millstream.ops.rollback import rollback
 from millstream.spark.rescale import rescale
@@ -36,6 +38,7 @@ def test_the_next_run_on_spark_goes_on_with_what_was_deployed(tmp_path, spark, i
     assert plan.seconds is not None
     assert deploy(app, rows_per_batch=90).records == 400
     assert edited.views(app) == edited_answers(rows)
+    held = []
     for seed in (2, 3):
         more = events(100, seed, first=len(rows))
         edited.append(more)
@@ -44,6 +47,12 @@ def test_the_next_run_on_spark_goes_on_with_what_was_deployed(tmp_path, spark, i
         assert report.read == 100
         assert json.loads(json.dumps(report.to_dict()))["dead"] == 0
         assert edited.views(app) == edited_answers(rows)
+        held.append(state_content(app.state_store, app.name, app.folder / "runs"))
+    capture_incident(
+        app, edited.file, tmp_path / "incident", 2
+    )  # the state before it: by batch 1, as Spark ran it
+    state = tmp_path / "incident" / "state"
+    assert state_content(state / "views.db", app.name, state / "runs") == held[0] != held[1]
     assert plan_change(app).verdict == "keeps"
     back = edited.write()  # the file as it was
     assert deploy(back).records == 200  # what came since

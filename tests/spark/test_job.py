@@ -81,6 +81,8 @@ def test_spark_gives_the_kernels_answers_in_one_batch_and_in_many(spark, tmp_pat
         assert out["by_ad"].sort(out["by_ad"].columns).equals(expected(events))
         assert out["by_hour"].equals(expected(events, "by_hour"))
         assert out.ledger["batch_id"].n_unique() >= batches
+    # What a job sets for its own query is not for those of the program.
+    assert spark.conf.get("spark.sql.codegen.wholeStage") == "true"
 
 
 def test_a_second_run_goes_on_where_the_first_stopped(spark, tmp_path):

@@ -4,6 +4,10 @@
 
 writes ``<format>.tar.gz`` beside this file, unless it is there: the folder only grows. In it are the log with the
 app's state, the app, records that come later, and the rows of all views after them.
+
+What is there of format 6 was written by the last code of that format, on Spark, with the program, the records and the
+expected rows of 7. Its checkpoint is left out; the source offset after its last batch is in the status instead, as
+`LocalRun` has it.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
+from millstream.kernels.frames import in_one_chunk
 from millstream.kernels.state.layout import StateLayout
 
 
@@ -32,4 +33,4 @@ class OperatorBase:
         return watermark_us
 
     def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
-        return pl.concat(tables)
+        return in_one_chunk(tables)

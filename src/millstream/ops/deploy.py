@@ -43,6 +43,7 @@ from millstream.ops.previous_version import (
     put_runs,
 )
 from millstream.ops.replay_start import ReplayStart, Starts
+from millstream.ops.state_before import keep_put_in_place
 from millstream.pipeline.compiler import compile_plan
 from millstream.pipeline.graph import Output
 from millstream.spark.state_place import begin_at_place, load_or_create_place
@@ -409,6 +410,18 @@ class Deployment:
             at=beginning.at,
             until=self.keeping.until(),
         )
+        switch = self._put_together(live, place, start, beginning)
+        if place is None:
+            assert self.change.boundary is not None, "without a batch nothing is deployed"
+            keep_put_in_place(
+                self.app.folder, self.app.name, switch, start.run, self.change.boundary.batch_id
+            )
+        return switch
+
+    def _put_together(
+        self, live: StateStore, place: StatePlace | None, start: RunStart, beginning: RunProgram
+    ) -> ProgramSwitch:
+        """Return what takes the place of the program before: state that is kept, and what was computed."""
         kept = StatePart(live.state_manifests(self.app.name, JOB), self.change.change.kept)
         outputs = self.outputs()
         if not outputs:

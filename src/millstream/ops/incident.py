@@ -1,8 +1,8 @@
 """From a batch that failed to a test that fails: `millstream capture-incident`.
 
-The batch that comes next is the only one of which all is there: Spark's offset log has its range and its time, the log
-its records, and the state store the state before it. State of earlier batches is gone. All of it is packed into a folder,
-with the code, which pytest runs: see `ops/incident_replay.py`.
+Of the batch that comes next all is there: Spark's offset log has its range and its time, the log its records, and the
+state store the state before it. Of earlier ones the state is computed again (`ops/state_before.py`). All of it is packed into a
+folder, with the code, which pytest runs: see `ops/incident_replay.py`.
 
 ```
 <folder>/
@@ -35,6 +35,7 @@ from millstream.kernels.state.operator_state import run_names
 from millstream.kernels.time.watermarks import PartitionProgress
 from millstream.object_store.address import is_url
 from millstream.ops.deploy import utc_now
+from millstream.ops.state_before import EarlierBatches
 from millstream.spark.source.offsets import SourceOffset, planned_offset
 from millstream.spark.stages.run_files import object_name
 from millstream.views.position import SOURCE_OFFSET
@@ -52,16 +53,15 @@ from millstream.views.store_location import (
 
 if TYPE_CHECKING:
     from millstream.pipeline.app import App
+    from millstream.spark.local_run import LocalProgress
 
 NOTE = "incident.json"
 Manifests = Mapping[tuple[int, int], bytes]
 
-_TEST = '''"""Batch {batch_id} of the app {app!r} failed:
+_TEST = '''"""Batch {batch_id} of the app {app!r} {failed}
 
-{failure}
-
-Here it is run again: its records (input/) over the state before it (state/), by the program in code/. It fails as it
-failed then, and passes once the program is mended. Mend it in code/, or let APP be the file that you work on.
+Here it is run again: its records (input/) over the state before it (state/), by the program in code/. {fails}
+Mend the program in code/, or let APP be the file that you work on.
 """
 
 from pathlib import Path
@@ -73,24 +73,34 @@ APP = FOLDER / "code" / {file!r}
 
 
 def test_the_batch_runs():
-    replay_incident(FOLDER, APP)
+    rows = replay_incident(FOLDER, APP)
+    assert rows is not None  # by view, a frame of the rows that the batch sets
 '''
+_FAILED = ("failed:\n\n{}", "It fails as it\nfailed then, and passes once the program is mended.")
+_COMMITTED = (
+    "was committed.",
+    "It fails if\nthe program's code fails on a row of it, which became a dead letter. What else is wrong, assert of the rows.",
+)
 
 
 @dataclass(frozen=True)
 class Incident:
-    """A batch that was packed into a folder: how many records, and how the app's last run ended, if that is known."""
+    """A batch that was packed into a folder: how many records, and how the app's last run ended, if that is known.
+
+    ``committed``: it was committed, and is not the one that failed.
+    """
 
     app: str
     batch_id: int
     folder: Path
     records: int
     failure: str | None
+    committed: bool = False
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """A batch that was planned and not committed: from one source offset to another, over a program's state."""
+    """A batch from one source offset to another, over a program's state, whose runs are in a folder."""
 
     batch_id: int
     start: SourceOffset
@@ -98,6 +108,8 @@ class _Batch:
     program: StoredProgram
     manifests: Manifests
     position: Mapping[str, Any]
+    runs: Path
+    committed: bool = False
 
 
 def capture_incident(
@@ -105,40 +117,55 @@ def capture_incident(
     file: Path,
     folder: Path | None = None,
     batch_id: int | None = None,
+    on_batch: Callable[[LocalProgress], None] | None = None,
     *,
     clock: Callable[[], datetime] = utc_now,
 ) -> Incident:
-    """Pack a batch of an app that is stopped into a folder, which pytest runs.
+    """Pack a batch of an app into a folder, which pytest runs.
+
+    The state before a batch that was committed is computed again from a known state, by the batches as they were; the app
+    may run meanwhile. For the batch that comes next it has to be stopped.
 
     Args:
         file: What declares the app. It is packed with the modules beside it that are imported now.
         folder: It is made, and must not be there; by default ``incident-APP-BATCH``, here.
-        batch_id: By default the batch that comes next. Of no other is there all that is needed.
+        batch_id: By default the batch that comes next.
+        on_batch: Called after every batch that was run again to compute the state.
 
     Raises:
-        ConfigError: there is no such batch, or not all of it any more; the app has steps of Spark's own, or keeps its runs
-            of state in an object store; or the folder is there.
-        ConflictError: the app runs.
+        ConfigError: there is no such batch, or not all of it any more; the app has steps of Spark's own; its runs of state are
+            in an object store, and the batch comes next; an earlier batch, and the app is not declared as it ran, or asks
+            a service; or the folder is there.
+        ConflictError: the app runs, and the batch comes next.
     """
-    if active_runs(app.folder):
-        raise ConflictError(
-            f"{app.name} runs, and the batch may be committed meanwhile. Stop it (millstream stop {app.name})."
-        )
     _check_possible(app)
-    batch = _find_batch(app, batch_id)
-    folder = folder or Path(f"incident-{app.name}-{batch.batch_id}")
+    number = _number_of(app, batch_id)
+    folder = folder or Path(f"incident-{app.name}-{number}")
     if folder.exists():
         raise ConfigError(f"{folder} is there already. Give a folder that is not.")
     made = folder.with_name(f".{folder.name}.incomplete")
     shutil.rmtree(made, ignore_errors=True)
+    try:
+        batch = _find_earlier(app, number, made / "scratch", on_batch) or _find_next(app)
+        done = _pack(app, batch, file, made, clock().isoformat(timespec="seconds"))
+        made.rename(folder)  # a crash before leaves a folder that the next call removes
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return replace(done, folder=folder)
+
+
+def _pack(app: App, batch: _Batch, file: Path, made: Path, at: str) -> Incident:
+    """Write all that a batch depends on into a folder."""
     records = _write_input(app, batch, made / "input")
-    _write_state(app, batch, made / "state", clock().isoformat(timespec="seconds"))
+    _write_state(app, batch, made / "state", at)
+    shutil.rmtree(made / "scratch", ignore_errors=True)
     _write_code(file, made / "code")
-    failure = last_failure(app.folder)
+    failure = None if batch.committed else last_failure(app.folder)
     note = {
         "app": app.name,
         "batch_id": batch.batch_id,
-        "captured_at": clock().isoformat(timespec="seconds"),
+        "captured_at": at,
+        "committed": batch.committed,
         "start": batch.start.to_json(),
         "end": batch.end.to_json(),
         "position": batch.position,
@@ -147,12 +174,17 @@ def capture_incident(
     }
     (made / NOTE).write_text(json.dumps(note, indent=2))
     said = "how is not known" if failure is None else f"{failure.kind}: {failure.reason}"
+    failed, fails = _COMMITTED if batch.committed else _FAILED
     text = _TEST.format(
-        app=app.name, batch_id=batch.batch_id, failure=_quoted(said), file=file.name
+        app=app.name,
+        batch_id=batch.batch_id,
+        failed=failed.format(_quoted(said)),
+        fails=fails,
+        file=file.name,
     )
     (made / f"{_test_name(app.name, batch.batch_id)}.py").write_text(text)
-    made.rename(folder)  # a crash before leaves a folder that the next call removes
-    return Incident(app.name, batch.batch_id, folder, records, None if failure is None else said)
+    failed_with = None if failure is None else said
+    return Incident(app.name, batch.batch_id, made, records, failed_with, batch.committed)
 
 
 def library_versions() -> dict[str, str]:
@@ -174,23 +206,65 @@ def _quoted(text: str) -> str:
 def _check_possible(app: App) -> None:
     if not state_store_exists(app.state_store):
         raise ConfigError(f"{app.name} has never run: there is no batch of it.")
-    if is_url(app.state):
-        raise ConfigError(
-            f"The runs of state of {app.name} are in an object store, from which none are packed. Run it with its state in "
-            "a folder to capture a batch."
-        )
     if names := app.plan().spark_steps:
         raise ConfigError(
             f"{', '.join(map(repr, names))} of {app.name} is computed by Spark, and a batch is run again without it."
         )
 
 
-def _find_batch(app: App, batch_id: int | None) -> _Batch:
-    """Return the batch that comes next, if it is the one that is asked for.
+def _number_of(app: App, batch_id: int | None) -> int:
+    """Return which batch is asked for.
 
     Raises:
-        ConfigError: it is not, or it was not planned.
+        ConfigError: the app has not come to it.
     """
+    with open_state_store(app.state_store, readonly=True) as store:
+        last = store.last_batch_id(app.name)
+    following = 0 if last is None else last + 1
+    if batch_id is not None and batch_id > following:
+        raise ConfigError(
+            f"{app.name} has not come to batch {batch_id}: the one that comes next is {following}."
+        )
+    return following if batch_id is None else batch_id
+
+
+def _find_earlier(
+    app: App, number: int, scratch: Path, on_batch: Callable[[LocalProgress], None] | None
+) -> _Batch | None:
+    """Return a batch that was committed, with the state before it as it is computed again; None: it was not."""
+    with open_state_store(app.state_store, readonly=True) as store:
+        last = store.last_batch_id(app.name)
+        if last is None or number > last:
+            return None
+        found = EarlierBatches(app, store).compute(number, scratch, on_batch)
+    return _Batch(
+        number,
+        SourceOffset.from_json(found.start),
+        SourceOffset.from_json(found.end),
+        found.program,
+        found.manifests,
+        found.position,
+        found.runs,
+        committed=True,
+    )
+
+
+def _find_next(app: App) -> _Batch:
+    """Return the batch that comes next.
+
+    Raises:
+        ConfigError: it was not planned, or the state before it is in an object store.
+        ConflictError: the app runs.
+    """
+    if active_runs(app.folder):
+        raise ConflictError(
+            f"{app.name} runs, and the batch may be committed meanwhile. Stop it (millstream stop {app.name})."
+        )
+    if is_url(app.state):
+        raise ConfigError(
+            f"The runs of state of {app.name} are in an object store, from which none are packed. Run it with its state in "
+            "a folder to capture the batch that comes next; an earlier one (--batch) needs no state of the app."
+        )
     with open_state_store(app.state_store, readonly=True) as store:
         program, last = store.program(app.name, JOB), store.last_batch_id(app.name)
         known = store.status(app.name, JOB).get(SOURCE_OFFSET)
@@ -198,8 +272,6 @@ def _find_batch(app: App, batch_id: int | None) -> _Batch:
     following = 0 if last is None else last + 1
     if program is None:
         raise ConfigError(f"{app.name} has never run: there is no batch of it.")
-    if batch_id is not None and batch_id != following:
-        raise ConfigError(_no_such_batch(app.name, batch_id, following))
     checkpoint = app.folder / "checkpoint"
     planned = planned_offset(checkpoint, following)
     before = planned_offset(checkpoint, following - 1) or known
@@ -209,16 +281,7 @@ def _find_batch(app: App, batch_id: int | None) -> _Batch:
         )
     end = SourceOffset.from_json(planned)
     start = _log_start(app, end) if before is None else SourceOffset.from_json(before)
-    return _Batch(following, start, end, program, manifests, position)
-
-
-def _no_such_batch(app: str, batch_id: int, following: int) -> str:
-    if batch_id > following:
-        return f"{app} has not come to batch {batch_id}: the one that comes next is {following}."
-    return (
-        f"Batch {batch_id} of {app} is committed, and the state before it is gone: state is kept as of the last batch. "
-        f"Only batch {following}, which comes next, can be captured."
-    )
+    return _Batch(following, start, end, program, manifests, position, app.folder / "runs")
 
 
 def _log_start(app: App, end: SourceOffset) -> SourceOffset:
@@ -254,7 +317,7 @@ def _write_state(app: App, batch: _Batch, folder: Path, at: str) -> None:
     (folder / "runs").mkdir(parents=True)
     messages = (one for each in batch.manifests.values() for one in json.loads(each).values())
     for name in {object_name(run) for message in messages for run in run_names(message)}:
-        shutil.copyfile(app.folder / "runs" / name, folder / "runs" / name)
+        shutil.copyfile(batch.runs / name, folder / "runs" / name)
     with open_state_store(folder / STATE_STORE_FILE) as store:
         _put(store, app.name, batch, at)
 

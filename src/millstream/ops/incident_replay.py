@@ -13,28 +13,33 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
 from millstream.client.recorded import RecordedInput
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, UserCodeError
 from millstream.kernels.adopted_state import StatePart, combine_state
-from millstream.kernels.plan import ForeachSinkSpec, JobPlan, ViewSinkSpec
+from millstream.kernels.plan import JobPlan
 from millstream.ops.incident import NOTE, library_versions
-from millstream.ops.plan import buckets_of_state
-from millstream.pipeline.compiler import compile_plan
+from millstream.ops.state_before import plan_without_sinks
+from millstream.views.commit.committer import DEAD_LETTERS_VIEW
 from millstream.views.schema import JOB
 from millstream.views.state_store.program import StoredProgram
 from millstream.views.state_store.program_change import pair_steps
+from millstream.views.state_store.store import StateStore
 from millstream.views.store_location import STATE_STORE_FILE, open_state_store
 
 if TYPE_CHECKING:
     from millstream.pipeline.app import App
 
 
-def replay_batch(folder: Path, app: App) -> None:
+def replay_batch(folder: Path, app: App) -> dict[str, pl.DataFrame]:
     """Run the batch in a folder by an app, over its records and the state before it.
+
+    Return the rows that it sets in each view, which are empty before. Of a batch that was committed, a row on which the
+    user's code fails is a failure, also where the app goes on.
 
     Raises:
         ConfigError: the folder is no incident, or of another app; or the program is one that cannot take its state.
@@ -48,7 +53,7 @@ def replay_batch(folder: Path, app: App) -> None:
         )
     try:
         with tempfile.TemporaryDirectory(prefix="millstream-incident-") as scratch:
-            _run(folder, app, note, Path(scratch))
+            return _run(folder, app, note, Path(scratch))
     except Exception as error:
         if moved := _other_versions(note["versions"]):
             error.add_note(f"Versions are others than when it was captured: {moved}.")
@@ -68,14 +73,14 @@ def read_note(folder: Path) -> dict[str, Any]:
     return note
 
 
-def _run(folder: Path, app: App, note: Mapping[str, Any], scratch: Path) -> None:
+def _run(folder: Path, app: App, note: Mapping[str, Any], scratch: Path) -> dict[str, pl.DataFrame]:
     from millstream.spark.local_run import LocalRun  # noqa: PLC0415 - loads pyspark
 
     shutil.copytree(folder / "state" / "runs", scratch / "runs")
     with open_state_store(folder / "state" / STATE_STORE_FILE, readonly=True) as store:
         stored, manifests = store.program(app.name, JOB), store.state_manifests(app.name, JOB)
     assert stored is not None, "it is written with the manifests"
-    plan = _plan_without_sinks(app, stored)
+    plan = plan_without_sinks(app, stored)
     now = StoredProgram.of(plan, stored.partitioning)
     run = LocalRun(plan, scratch, scratch, scratch / STATE_STORE_FILE)
     if manifests:
@@ -84,24 +89,32 @@ def _run(folder: Path, app: App, note: Mapping[str, Any], scratch: Path) -> None
         position = {topic: at for topic, at in note["position"].items() if topic in topics}
         run.begin_from(note["start"], position, [], state, partitioning=stored.partitioning)
     run.run_planned(
-        note["start"],
-        note["end"],
+        [note["start"], note["end"]],
         RecordedInput(folder / "input"),
         partitioning=dict(stored.partitioning),
     )
+    with open_state_store(scratch / STATE_STORE_FILE, readonly=True) as store:
+        if note.get("committed"):
+            _fail_on_dead_letters(plan, store)
+        names = [one.name for one in store.views() if one.name != DEAD_LETTERS_VIEW]
+        return {name: store.scan(name) for name in names}
 
 
-def _plan_without_sinks(app: App, stored: StoredProgram) -> JobPlan:
-    """Return the plan of an app in which only views of the state store are written."""
-    outputs = [
-        output if output.spec == ViewSinkSpec() else replace(output, spec=ForeachSinkSpec(_discard))
-        for output in app.outputs
-    ]
-    return compile_plan(app.name, outputs, buckets_of_state(stored), app.on_error)
+def _fail_on_dead_letters(plan: JobPlan, store: StateStore) -> None:
+    """Raise for the first row of a batch on which the user's code has failed, though the app goes on.
 
-
-def _discard(_rows: Any, _context: Any) -> None:
-    """Take rows that would go outside."""
+    Records that could not be decoded are no failure of code.
+    """
+    dead = store.scan(DEAD_LETTERS_VIEW).sort("topic", "partition", "offset")
+    dead = dead.filter(~pl.col("step").is_in([source.name for source in plan.sources]))
+    if dead.height:
+        first = dead.row(0, named=True)
+        place = f"{first['topic']}/{first['partition']}/{first['offset']}"
+        raise UserCodeError(
+            f"step {first['step']!r} fails on {place}, and on {dead.height - 1} other rows, which became dead letters: "
+            f"{first['reason']}",
+            step=first["step"],
+        )
 
 
 def _pairs(stored: StoredProgram, now: StoredProgram) -> dict[str, str]:

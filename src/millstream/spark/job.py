@@ -48,12 +48,12 @@ from millstream.spark.serializable import check_serializable
 from millstream.spark.sink import CommitSink
 from millstream.spark.source.data_source import SOURCE_NAME, LogSource
 from millstream.spark.source.event_times import EventTimesFile
-from millstream.spark.source.offsets import planned_at
+from millstream.spark.source.offsets import planned_at, planned_offset
 from millstream.spark.source.planner import SourceSpec
 from millstream.spark.stages.executor import StageExecutor
 from millstream.spark.stages.journal_place import JournalPlace
 from millstream.spark.state_place import begin_at_place, load_or_create_place
-from millstream.spark.topic_ids import check_same_topics, save_topic_ids
+from millstream.spark.topic_ids import check_same_topics, save_log_brokers, save_topic_ids
 from millstream.spark.whole_topics import check_not_compacted
 from millstream.views.commit.committer import BatchCommitter
 from millstream.views.commit.open_committer import open_committer
@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession as SparkSession  # noqa: PLC0414 - as above
     from pyspark.sql.streaming.query import StreamingQuery
 
+_WHOLE_STAGE = "spark.sql.codegen.wholeStage"
 _POLL_S = 0.02
 _log = logging.getLogger(__name__)
 
@@ -159,6 +160,7 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
         )
         checkpoint.restore(next_batch_id, options.on_notice)
         save_topic_ids(job.app, committer.state_store, plan, log)
+        save_log_brokers(job.app, committer.state_store, job.log)
         committer.state_store.put_description(job.app, "dashboard", job.dashboard)
         note_store(job.folder, job.state_store)
         check_checkpoint_current(job.folder, next_batch_id, job.state_store)
@@ -209,6 +211,7 @@ def _make_sink(
         DeadLetterShare(options.dead_max, options.on_alarm),
         SkewWatch(options.on_notice),
         partial(planned_at, job.folder / "checkpoint"),
+        partial(planned_offset, job.folder / "checkpoint"),
         None if share else FrameBlocks(),
         checkpoint.save,
     )
@@ -394,10 +397,11 @@ class _Query:
     def _start(self) -> StreamingQuery:
         # For native steps that have state of Spark's own: it freezes this number in the checkpoint.
         self.spark.conf.set("spark.sql.shuffle.partitions", self.metadata.shuffle_partitions)
-        # Frames are few rows: compiling code for them only delays the first batches.
         only_frames = not (self.plan.frames or self.plan.natives)
+        # They are few rows: writing and compiling code for them takes longer than to do without, in each batch.
         mode = "NO_CODEGEN" if only_frames else "FALLBACK"
         self.spark.conf.set("spark.sql.codegen.factoryMode", mode)
+        whole_stage = self.spark.conf.get(_WHOLE_STAGE) or "true"
         frames = build_frames(
             self.spark,
             self.job,
@@ -421,7 +425,11 @@ class _Query:
         else:
             writer = writer.trigger(processingTime="0 seconds")
         self.sink.start()
-        return writer.start()
+        self.spark.conf.set(_WHOLE_STAGE, "false" if only_frames else whole_stage)
+        try:
+            return writer.start()  # the query has a copy of the settings
+        finally:
+            self.spark.conf.set(_WHOLE_STAGE, whole_stage)
 
     def _stages(self) -> StageExecutor:
         committer = self.sink.committer

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,8 @@ class LocalRun:
             offset = committer.state_store.status(self.plan.app, JOB).get(SOURCE_OFFSET)
             offset = offset or planner.initial_offset(starts)
             while (end := planner.next_offset(offset)) != offset:
-                self._commit(committer, stages, batch_id, self._rows(planner, offset, end), end)
+                rows = self._rows(planner, offset, end)
+                self._commit(committer, stages, batch_id, rows, (offset, end))
                 if on_batch is not None:
                     left = planner.records_left(end)
                     read = planner.records_left(offset) - left
@@ -115,25 +117,31 @@ class LocalRun:
 
     def run_planned(
         self,
-        start: dict[str, Any],
-        end: dict[str, Any],
-        records: RecordReader,
+        offsets: Sequence[dict[str, Any]],
+        records: RecordReader | None = None,
+        on_batch: Callable[[LocalProgress], None] | None = None,
         *,
         partitioning: dict[str, int],
     ) -> None:
-        """Run one batch as it was planned elsewhere, from one source offset to another, over records that are given.
+        """Run batches as they were planned elsewhere: one from each of some source offsets to the next.
 
-        The store has what was before it: see :meth:`begin_from`.
+        Their records are in ``records``, or else in the log. The store has what was before them: see
+        :meth:`begin_from`. ``on_batch`` is as in :meth:`run`.
         """
         with open_committer(self.plan, self.store, self.log) as committer:
             batch_id = committer.begin_run(JOB, _CHECKPOINT_ID, partitioning=partitioning)
             stages = self._stages(committer)
-            rows = (
-                row
-                for task in plan_tasks(self._spec, start, end)
-                for row in run_task(self._spec, task, records=records)
-            )
-            self._commit(committer, stages, batch_id, rows, end)
+            for start, end in pairwise(offsets):
+                rows = (
+                    row
+                    for task in plan_tasks(self._spec, start, end)
+                    for row in run_task(self._spec, task, records=records)
+                )
+                self._commit(committer, stages, batch_id, rows, (start, end))
+                if on_batch is not None:
+                    read, left = _read_between(start, end), _read_between(end, offsets[-1])
+                    on_batch(LocalProgress(batch_id, read, left, committer.position))
+                batch_id += 1
             stages.close()
 
     def begin_from(
@@ -185,9 +193,10 @@ class LocalRun:
         stages: StageExecutor,
         batch_id: int,
         rows: Iterator[FrameRow],
-        end: dict[str, Any],
+        planned: tuple[dict[str, Any], dict[str, Any]],
     ) -> None:
-        """Run one batch, and commit it."""
+        """Run one batch, from one source offset to another, and commit it."""
+        start, end = planned
         given, state = stages.run(batch_id, rows)
         result = collect_results(self.plan, given)
         at = datetime.now(UTC)
@@ -200,7 +209,8 @@ class LocalRun:
             **time_status(before, self.plan, result, batch_id, at),
             SOURCE_OFFSET: SourceOffset.from_json(end).to_json(),
         }
-        committer.commit(batch_id, result, status, state)
+        offsets = {batch_id + 1: end} if batch_id else {0: start, 1: end}
+        committer.commit(batch_id, result, status, state, source_offsets=offsets)
         stages.on_commit()
         EventTimesFile(self._spec.event_times).add(given)
 
@@ -230,3 +240,9 @@ class LocalRun:
             heartbeat_ms=None,
             frame_files=FrameFiles(None),
         )
+
+
+def _read_between(start: Mapping[str, Any], end: Mapping[str, Any]) -> int:
+    """Count the offsets between two source offsets. Partitions that were added between them begin at 0."""
+    before, after = SourceOffset.from_json(start), SourceOffset.from_json(end)
+    return sum(sum(after.offsets(topic)) - sum(before.offsets(topic)) for topic in after.topics)

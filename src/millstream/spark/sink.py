@@ -19,6 +19,7 @@ from millstream.spark.frame_blocks import FrameBlocks
 from millstream.spark.frame_files import FrameFiles, MappedFrames
 from millstream.spark.output_tasks import OutputTasks
 from millstream.spark.source.event_times import EventTimesFile
+from millstream.spark.source.offsets import first_offset
 from millstream.spark.stages.executor import Manifests, StageExecutor
 from millstream.views.commit.batch_history import PhaseTimer, batch_record
 from millstream.views.commit.committer import BatchCommitter, BatchResult, collect_results
@@ -80,6 +81,7 @@ class CommitSink:
     dead_letter_share: DeadLetterShare = field(default_factory=lambda: DeadLetterShare(1.0))
     skew: SkewWatch = field(default_factory=lambda: SkewWatch(_log.warning))
     planned_at: Callable[[int], float | None] = lambda _batch_id: None
+    planned_offset: Callable[[int], dict[str, Any] | None] = lambda _batch_id: None
     blocks: FrameBlocks | None = None
     on_begin: Callable[[int], None] = lambda _batch_id: None
     stages: StageExecutor | None = None
@@ -106,6 +108,23 @@ class CommitSink:
             self.error = error
             emit_batch_spans(self._names(batch_id), self.timer.phases, error)
             raise
+
+    def _source_offsets(self, batch_id: int, result: BatchResult) -> dict[int, dict[str, Any]]:
+        """Return where the source is after a batch, and where it was before the first one."""
+        end = self.planned_offset(batch_id)
+        if end is None:
+            return {}
+        found = {batch_id + 1: end}
+        if batch_id == 0:
+            starts = {
+                source.topic: {
+                    partition: min(start for start, *_ in read)
+                    for partition, read in result.ranges.get(source.name, {}).items()
+                }
+                for source in self.plan.sources
+            }
+            found[0] = first_offset(end, starts)
+        return found
 
     def _names(self, batch_id: int) -> dict[str, Any]:
         """Return what a batch is named by, in spans and logs."""
@@ -140,12 +159,17 @@ class CommitSink:
         progress = self._progress(result, batch_id)
         status = self._status(result, progress)
         record = batch_record(progress, result, self.timer, self.committer.run)
+
+        def commit(result: BatchResult) -> None:
+            offsets = self._source_offsets(batch_id, result)
+            self.committer.commit(batch_id, result, status, state, record, source_offsets=offsets)
+
         with self.timer.phase("commit"):
             try:
-                self.committer.commit(batch_id, result, status, state, record)
+                commit(result)
             except StagedRowsLostError:  # sinks that have the batch find their fences
                 result = collect_results(self.plan, self._fetch(given))
-                self.committer.commit(batch_id, result, status, state, record)
+                commit(result)
         if self.stages is not None:
             self.stages.on_commit()
         self.event_times.add(rows)

@@ -9,23 +9,26 @@ from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
+import polars as pl
+
 from millstream.cli.run import find_app
 from millstream.ops.incident_replay import read_note, replay_batch
 
 
-def replay_incident(folder: Path, file: Path) -> None:
+def replay_incident(folder: Path, file: Path) -> dict[str, pl.DataFrame]:
     """Run the batch in a folder by the app that a file declares; modules beside the file are found.
 
-    They are imported anew, whatever has been imported under their names before, such as by the test of another incident.
+    Return the rows that the batch sets in each view, by its name. The views are empty before. They are imported anew, whatever has been imported under their names before, such as by the test of another incident.
 
     Raises:
-        Exception: the batch fails, as it failed when it was captured.
+        Exception: the batch fails, as it failed when it was captured. Of a batch that was committed: the user's code fails
+            on a row of it, which became a dead letter.
         ConfigError: the folder is no incident, the file declares no app of that name, or the program cannot take the
             state of the batch.
     """
     name = read_note(folder)["app"]
     with mock.patch.object(sys, "path", [str(file.parent), *sys.path]), _fresh_modules(folder):
-        replay_batch(folder, find_app(file, name))
+        return replay_batch(folder, find_app(file, name))
 
 
 @contextmanager

@@ -31,7 +31,7 @@ import polars as pl
 from millstream.errors import UserCodeError
 from millstream.kernels.changes import consolidate, total_weight, with_diff, with_weight
 from millstream.kernels.errors.user_code import error_reason
-from millstream.kernels.frames import DIFF, HASH, TIME, WEIGHT
+from millstream.kernels.frames import DIFF, HASH, TIME, WEIGHT, in_one_chunk
 from millstream.kernels.joins.join_input import (
     JoinedColumns,
     compared,
@@ -142,8 +142,7 @@ class TableJoin(JoinOperator):
         if not tables:
             empty = {WEIGHT: pl.Int64(), HASH: pl.UInt64()}
             return self.inputs[number].empty(**empty)
-        rows = pl.concat(tables)
-        return consolidate(self.hashed(rows, seed))
+        return consolidate(self.hashed(in_one_chunk(tables), seed))
 
     def _without_key(self, left: pl.DataFrame, right: pl.DataFrame) -> list[pl.DataFrame]:
         """Return the joined rows of those whose key is null: they have no partner."""
@@ -224,7 +223,7 @@ class _JoinBatch:
         if self.left.height and self.right_before.height:
             found.append(self.join.pairs(self.left, self.right_before))
         if self.right.height:
-            found.append(self.join.pairs(pl.concat([self.left_before, self.left]), self.right))
+            found.append(self.join.pairs(in_one_chunk([self.left_before, self.left]), self.right))
         return [self.join.columns.of_pairs(pairs, *_HIDDEN) for pairs in found]
 
     # ── rows with or without partners ───────────────────────────────────────────────────────

@@ -39,7 +39,7 @@ import pyarrow.compute as pc
 
 from millstream.errors import CorruptionError
 from millstream.kernels.arrays import Bools
-from millstream.kernels.frames import HASH, arrow_table, polars_table
+from millstream.kernels.frames import HASH, arrow_table, in_one_chunk, polars_table
 from millstream.kernels.state.hash_order import sort_by_hash
 from millstream.kernels.state.keyhash import Hashes
 
@@ -302,7 +302,7 @@ class SortedRuns:
         for pieces in self._ranges(folded, rows, size):
             merged = pieces[0]
             if folded:
-                merged, left_out = self._folded(pl.concat(pieces), merge, alive)
+                merged, left_out = self._folded(in_one_chunk(pieces), merge, alive)
                 gone += left_out
             if merged.height:
                 made.append(self._saved(slot, merged, len(made)))

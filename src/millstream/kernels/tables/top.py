@@ -30,7 +30,7 @@ import polars as pl
 
 from millstream.kernels.arrays import Int64s
 from millstream.kernels.changes import consolidate, total_weight, with_diff, with_weight
-from millstream.kernels.frames import DIFF, HASH, TIME, WEIGHT
+from millstream.kernels.frames import DIFF, HASH, TIME, WEIGHT, in_one_chunk
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.state.arrangement import Arrangement
 from millstream.kernels.state.hash_order import sorted_distinct
@@ -110,7 +110,7 @@ class TopRows(UntimedOperator):
         tables = inputs.get(0, ())
         if not tables:
             return result
-        came = pl.concat(tables)
+        came = in_one_chunk(tables)
         result.counts["held"] = came.height
         came = came.hstack([pl.Series(HASH, hash_columns(came, self.per, context.seed))])
         changed = self._weighted(state, came) if self.weighted else self._added(state, came)
@@ -125,7 +125,7 @@ class TopRows(UntimedOperator):
         ledger = StateLedger(self.name, (runs,), came.height)
         found = list(runs.look_up(_SLOT, sorted_distinct(came[HASH].to_numpy())))
         # Those that are held stand first: of equal rows, they keep their ranks.
-        every = pl.concat([*(rows[came.columns] for rows in found), came])
+        every = in_one_chunk([*(rows[came.columns] for rows in found), came])
         held = every.height - came.height
         after = self.row_order.sort(every, every[HASH].to_numpy())
         of_held = after.places < held

@@ -374,6 +374,23 @@ def planned_offset(checkpoint: Path, batch_id: int) -> dict[str, Any] | None:
     return None
 
 
+def first_offset(end: Mapping[str, Any], starts: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+    """Return the source offset before the first batch of a job, which ended at ``end``.
+
+    ``starts`` is topic → partition → where it began to read; the others were not read.
+    """
+    after = SourceOffset.from_json(end)
+    topics = {
+        topic: tuple(
+            PartitionProgress(starts.get(topic, {}).get(str(number), at.offset), 0)
+            for number, at in enumerate(progress)
+        )
+        for topic, progress in after.topics.items()
+    }
+    before = SourceOffset(0, topics, {}, topic_ids=after.topic_ids, removals=after.removals)
+    return before.to_json()
+
+
 def planned_at(checkpoint: Path, batch_id: int) -> float | None:
     """Return when a batch was planned, in seconds since 1970, from Spark's offset log; None if it does not say."""
     planned = planned_offset(checkpoint, batch_id)

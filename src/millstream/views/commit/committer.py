@@ -383,11 +383,13 @@ class BatchCommitter:
         status: Mapping[str, Any],
         state: Mapping[tuple[int, int], bytes] | None = None,
         record: Mapping[str, Any] | None = None,
+        *,
+        source_offsets: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> bool:
         """Commit a batch everywhere. False if it was committed before; then nothing changes.
 
         ``state`` holds the manifests of the state that it changed, by stage and bucket; ``record`` is what is
-        kept of the batch (`batch_history.py`).
+        kept of the batch (`batch_history.py`); ``source_offsets`` is as in :meth:`StateStore.commit`.
 
         Raises:
             CorruptionError: the ledger does not balance; nothing was committed.
@@ -412,6 +414,7 @@ class BatchCommitter:
             sinks={sink.identity: sink.name for sink in participants if sink.has_fence},
             state=state,
             record=record,
+            source_offsets=source_offsets,
         )
         self._position = merge_positions(self.position, result.position)
         return committed

@@ -95,6 +95,9 @@ CREATE TABLE IF NOT EXISTS _ledger (
 CREATE TABLE IF NOT EXISTS _batches (
     app text NOT NULL, job text COLLATE "C" NOT NULL, batch_id bigint NOT NULL, record text NOT NULL,
     PRIMARY KEY (app, job, batch_id));
+CREATE TABLE IF NOT EXISTS _source_offsets (
+    app text NOT NULL, job text COLLATE "C" NOT NULL, batch_id bigint NOT NULL, source_offset text NOT NULL,
+    PRIMARY KEY (app, job, batch_id));
 CREATE TABLE IF NOT EXISTS _sinks (
     app text NOT NULL, job text NOT NULL, identity text NOT NULL, name text NOT NULL,
     batch_id bigint NOT NULL, PRIMARY KEY (app, job, identity));
@@ -110,7 +113,8 @@ CREATE TABLE IF NOT EXISTS _descriptions (
     app text NOT NULL, name text NOT NULL, value text NOT NULL, PRIMARY KEY (app, name));
 """
 _OURS = (
-    f"_views _changes _fences _ledger _batches _sinks _state _programs _outputs _descriptions {STATE_TABLE}"
+    "_views _changes _fences _ledger _batches _source_offsets _sinks _state _programs _outputs _descriptions "
+    f"{STATE_TABLE}"
 ).split()
 
 _SETTINGS = {
@@ -360,6 +364,7 @@ class PostgresStateStore(StateStore):
         sinks: Mapping[str, str] | None = None,
         state: Mapping[tuple[int, int], bytes] | None = None,
         record: Mapping[str, Any] | None = None,
+        source_offsets: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> bool:
         done = super().commit(
             fence,
@@ -370,6 +375,7 @@ class PostgresStateStore(StateStore):
             sinks=sinks,
             state=state,
             record=record,
+            source_offsets=source_offsets,
         )
         if self._writer is not None and any(isinstance(each, StagedChange) for each in changes):
             with suppress(MillstreamError):  # left to the next batch, or run

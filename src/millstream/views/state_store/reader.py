@@ -169,6 +169,24 @@ class StateStoreReader(ViewReader):
 
         return [json.loads(record) for record in reversed(self._read(batches))]
 
+    def source_offsets(self, app: str, job: str) -> dict[int, dict[str, Any]]:
+        """Return the source offset before each batch, and before the one that comes next, as far as they are kept.
+
+        Those of the last :data:`~millstream.views.state_store.store.BATCHES_KEPT` batches are, and none from before
+        the program was put in place.
+        """
+
+        def offsets(db: Database) -> list[tuple[int, str]]:
+            if not self._has_table(db, "_source_offsets"):
+                return []  # no job has opened the store since they are kept
+            found = db.execute(
+                "SELECT batch_id, source_offset FROM _source_offsets WHERE app = ? AND job = ? ORDER BY batch_id",
+                (app, job),
+            )
+            return found.fetchall()
+
+        return {int(batch_id): json.loads(text) for batch_id, text in self._read(offsets)}
+
     def program(self, app: str, job: str) -> StoredProgram | None:
         """Return the program that created a job's state; None before its first run."""
         return self._read(lambda db: stored_program(db, app, job))

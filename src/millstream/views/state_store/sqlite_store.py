@@ -51,6 +51,9 @@ CREATE TABLE IF NOT EXISTS _ledger (
 CREATE TABLE IF NOT EXISTS _batches (
     app TEXT NOT NULL, job TEXT NOT NULL, batch_id INTEGER NOT NULL, record TEXT NOT NULL,
     PRIMARY KEY (app, job, batch_id)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS _source_offsets (
+    app TEXT NOT NULL, job TEXT NOT NULL, batch_id INTEGER NOT NULL, source_offset TEXT NOT NULL,
+    PRIMARY KEY (app, job, batch_id)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS _sinks (
     app TEXT NOT NULL, job TEXT NOT NULL, identity TEXT NOT NULL, name TEXT NOT NULL,
     batch_id INTEGER NOT NULL, PRIMARY KEY (app, job, identity)) WITHOUT ROWID;

@@ -269,6 +269,11 @@ class StateStore(StateStoreReader):
             for view in switch.views:
                 self._replace_view(db, fence, view)
             put_program(db, app, job, switch.beginning, switch.coverage)
+            # The new program has not run the batches before.
+            db.execute(
+                "DELETE FROM _source_offsets WHERE app = ? AND job = ? AND batch_id <= ?",
+                (app, job, fence.batch_id),
+            )
             _put_description(db, app, SWITCHED_BY, start.run)
 
         self._write(put)
@@ -305,6 +310,7 @@ class StateStore(StateStoreReader):
         sinks: Mapping[str, str] | None = None,
         state: Mapping[tuple[int, int], bytes] | None = None,
         record: Mapping[str, Any] | None = None,
+        source_offsets: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> bool:
         """Commit a batch: changes of views, position, ledger, status and state, in one transaction.
 
@@ -318,6 +324,8 @@ class StateStore(StateStoreReader):
             sinks: The other sinks that have a part of this batch, as identity → name.
             state: The manifests of the state that the batch changed, by stage and bucket.
             record: What the history keeps of the batch; kept as JSON, for the last BATCHES_KEPT batches.
+            source_offsets: By batch, where the source was before it: before the batch that comes next, and before the
+                first one. Kept as long.
 
         Returns:
             True when committed now, False when this batch was committed before (nothing is done).
@@ -345,6 +353,7 @@ class StateStore(StateStoreReader):
             self._add_entries(db, fence, ledger, sinks or {}, state or {})
             if record is not None:
                 _add_record(db, fence, record)
+            _add_source_offsets(db, fence, source_offsets or {})
             merged = merge_positions(fence_json(db, "position", fence.app, fence.job), position)
             given = (fence.batch_id, number, to_json(merged), to_json(status))
             db.execute(
@@ -539,6 +548,22 @@ def _add_record(db: Database, fence: Fence, record: Mapping[str, Any]) -> None:
     db.execute("INSERT INTO _batches VALUES (?, ?, ?, ?)", (*job, fence.batch_id, to_json(record)))
     db.execute(
         "DELETE FROM _batches WHERE app = ? AND job = ? AND batch_id <= ?",
+        (*job, fence.batch_id - BATCHES_KEPT),
+    )
+
+
+def _add_source_offsets(
+    db: Database, fence: Fence, offsets: Mapping[int, Mapping[str, Any]]
+) -> None:
+    """Note where the source was before some batches, and forget what is no longer kept."""
+    job = (fence.app, fence.job)
+    db.executemany(
+        "INSERT INTO _source_offsets VALUES (?, ?, ?, ?) ON CONFLICT (app, job, batch_id) "
+        "DO UPDATE SET source_offset = excluded.source_offset",
+        [(*job, batch_id, to_json(offset)) for batch_id, offset in offsets.items()],
+    )
+    db.execute(
+        "DELETE FROM _source_offsets WHERE app = ? AND job = ? AND batch_id <= ?",
         (*job, fence.batch_id - BATCHES_KEPT),
     )
 
