@@ -160,14 +160,29 @@ SETTINGS = {
 }
 
 
-def test_fault_18_settings_that_lose_changes_are_refused_with_the_statement_that_mends_them():
-    with start(**SETTINGS) as server:
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("mariadb", SETTINGS),
+        ("mysql", SETTINGS | {"binlog_row_metadata": "MINIMAL", "binlog_row_value_options": "PARTIAL_JSON"}),
+    ],
+)  # fmt: skip
+def test_fault_18_settings_that_lose_changes_are_refused_with_the_statement_that_mends_them(
+    kind, settings
+):
+    wanted = {
+        "format": "ROW",
+        "row_image": "FULL",
+        "row_metadata": "FULL",
+        **({"row_value_options": ""} if kind == "mysql" else {}),
+    }
+    with start(kind, **settings) as server:
         database = filled(Database(server))
         with pytest.raises(ConfigError) as error:
             database.source().check()
-        for name, wanted in (("format", "ROW"), ("row_image", "FULL"), ("row_metadata", "FULL")):
-            assert f"SET GLOBAL binlog_{name} = '{wanted}'" in str(error.value)
-            server.run(f"SET GLOBAL binlog_{name} = '{wanted}'")
+        for name, value in wanted.items():
+            assert f"SET GLOBAL binlog_{name} = '{value}'" in str(error.value)
+            server.run(f"SET GLOBAL binlog_{name} = '{value}'")
         database.source().check()
 
 

@@ -57,7 +57,7 @@ def test_a_document_of_the_log_is_the_text_that_the_server_has_for_it(database, 
 
 
 @of_mysql
-def test_a_document_that_changes_in_parts_is_logged_whole_or_refused(database, replica):
+def test_fault_18_a_document_that_changes_in_parts_is_logged_whole_or_refused(database, replica):
     database.run("CREATE TABLE t (id INT PRIMARY KEY, j JSON)")
     database.run("INSERT INTO t VALUES (1, JSON_OBJECT('a', REPEAT('x', 1000), 'b', 1))")
     replica.follow(database.source(), now)
