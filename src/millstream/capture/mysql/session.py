@@ -44,6 +44,7 @@ _SETTINGS = (
     f"SET SESSION wait_timeout = {WAIT_TIMEOUT_S}",
     # What a server may have otherwise for all sessions: names without quotes, lists cut short, transactions that go on.
     "SET SESSION sql_quote_show_create = ON, sql_select_limit = 18446744073709551615, completion_type = 0",
+    "SET SESSION max_error_count = 65535",  # warnings that are kept, of which some are looked for
     "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
 )
 
