@@ -17,8 +17,9 @@ from typing import Self
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def tree_cpu_s() -> float:
-    """CPU seconds of this process and all below it, those that have ended included."""
+def tree_cpu_s(root: int | None = None) -> float:
+    """CPU seconds of a process (this one) and all below it, those that have ended included."""
+    top = os.getpid() if root is None else root
     parents, used = {}, {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -28,7 +29,7 @@ def tree_cpu_s() -> float:
                 continue
             parents[int(entry.name)] = int(fields[1])
             used[int(entry.name)] = sum(map(int, fields[11:15]))
-    return sum(used[pid] for pid in used if _descends(pid, parents, os.getpid())) / TICKS
+    return sum(used[pid] for pid in used if _descends(pid, parents, top)) / TICKS
 
 
 def tree_memory_mib(root: int | None = None) -> int:

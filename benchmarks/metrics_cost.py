@@ -1,7 +1,8 @@
 """What figures cost a broker and a pipeline that are at work and scraped every second, as shares of one CPU.
 
-Broker: a process that a producer keeps busy, in pairs: scraped, and not; CPU for a million records of each. Pipeline: a
-run over a log that is filled meanwhile, scraped. Beside the pairs stands what the servers count themselves
+Both in pairs: scraped, and not. Broker: a process that a producer keeps busy; CPU for a million records. Pipeline: a run
+over a log that gets as many records each second, and its run without ``--metrics``; CPU of its driver, and of all its
+processes, for a second. Beside the pairs stands what the servers count themselves
 (``millstream_metrics_cpu_seconds_total``), against the clock and against all CPU of the process.
 
     python benchmarks/metrics_cost.py [--seconds 20] [--rounds 5] [--only broker pipeline]
@@ -20,14 +21,15 @@ import tempfile
 import threading
 import time
 import urllib.request
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
-from _measure import TICKS, table
+from _measure import TICKS, spread, table, tree_cpu_s
 
 VALUES = [
     b'{"n": %d, "user": "u%d", "at": "2026-01-01T00:00:00Z"}' % (n, n % 100) for n in range(1000)
 ]
+WARM_S = 10.0
 APP = """
 from datetime import datetime
 
@@ -139,18 +141,46 @@ def broker(seconds, *, scraped):
             return (cpu_s(pid) - before_s) / sent * 1e6, scraper.shares()
 
 
-def pipeline(seconds):
-    """What a run says that figures took while its topic is filled."""
+def produce_evenly(log, seconds):
+    """Send 2,000 records each second for so long."""
+    import millstream as ms
+
+    begun_s = time.monotonic()
+    with closing(ms.connect(log)) as opened, opened.producer() as producer:
+        for number in range(int(seconds * 2)):
+            time.sleep(max(0.0, begun_s + number / 2 - time.monotonic()))
+            for value in VALUES:
+                producer.send("events", value)
+
+
+def has_committed(log):
+    """Return whether the app has committed a batch."""
+    from millstream.errors import ConfigError
+    from millstream.views.reader import state_store_location
+    from millstream.views.store_location import open_state_store
+
+    try:
+        with open_state_store(state_store_location(log, "bench"), readonly=True) as store:
+            return bool(store.status("bench"))
+    except ConfigError:  # its store is not there yet
+        return False
+
+
+def pipeline(seconds, *, scraped):
+    """CPU seconds for a second, of a run's driver and of all its processes; what it says that figures took."""
     with tempfile.TemporaryDirectory() as folder:
         port, file, log = free_port(), Path(folder) / "app.py", f"{folder}/log"
         file.write_text(APP.format(log=log))
         produce(log, 0.01)
-        with (
-            process("run", file, "--metrics", f"127.0.0.1:{port}", ready=lambda: answers(port)),
-            Scraper(port) as scraper,
-        ):
-            produce(log, seconds)
-        return scraper.shares()
+        options = ["--metrics", f"127.0.0.1:{port}"] if scraped else []
+        with process("run", file, *options, ready=lambda: has_committed(log)) as pid:
+            produce_evenly(log, WARM_S)
+            before = cpu_s(pid), tree_cpu_s(pid), time.monotonic()
+            with Scraper(port) if scraped else nullcontext() as scraper:
+                produce_evenly(log, seconds)
+            took_s = time.monotonic() - before[2]
+            spent = ((cpu_s(pid) - before[0]) / took_s, (tree_cpu_s(pid) - before[1]) / took_s)
+        return spent, scraper.shares() if scraped else None
 
 
 def shown(shares):
@@ -160,6 +190,24 @@ def shown(shares):
         for one in (of_clock, of_process)
     ]
     return [*middle, f"{statistics.median(scrapes):.0f}"]
+
+
+def in_pairs(rounds, measure):
+    """Return pairs of (scraped, not scraped), in turn which of the two is first."""
+    pairs = []
+    for number in range(rounds):
+        order = (True, False) if number % 2 else (False, True)
+        found = {scraped: measure(scraped) for scraped in order}
+        pairs.append((found[True], found[False]))
+    return pairs
+
+
+def compare(name, what, pairs):
+    """Print two figures of pairs, their ratios and their differences."""
+    for said, place in (("scraped", 0), ("not scraped", 1)):
+        print(f"{name}, {said}: {spread([pair[place] for pair in pairs], 4)} {what}")
+    print(f"  ratio of pairs: {spread([a / b for a, b in pairs], 3)}")
+    print(f"  difference of pairs: {spread([a - b for a, b in pairs], 4)}", flush=True)
 
 
 def main():
@@ -173,24 +221,14 @@ def main():
     print(f"load {os.getloadavg()[0]:.1f}")
     rows = []
     if "broker" in asked.only:
-        pairs = []
-        for number in range(asked.rounds):
-            order = (True, False) if number % 2 else (False, True)
-            found = {scraped: broker(asked.seconds, scraped=scraped) for scraped in order}
-            pairs.append((found[True], found[False]))
-        ratios = [scraped[0] / plain[0] for scraped, plain in pairs]
-        for name, place in (("scraped", 0), ("not scraped", 1)):
-            spent = [pair[place][0] for pair in pairs]
-            print(
-                f"broker, {name}: {statistics.median(spent):.2f} CPU s for a million records "
-                f"({min(spent):.2f} to {max(spent):.2f})"
-            )
-        print(
-            f"ratio of pairs: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
-        )
+        pairs = in_pairs(asked.rounds, lambda scraped: broker(asked.seconds, scraped=scraped))
+        compare("broker", "CPU s for a million records", [(a[0], b[0]) for a, b in pairs])
         rows.append(["broker", *shown([scraped[1] for scraped, _ in pairs])])
     if "pipeline" in asked.only:
-        rows.append(["pipeline", *shown([pipeline(asked.seconds) for _ in range(asked.rounds)])])
+        pairs = in_pairs(asked.rounds, lambda scraped: pipeline(asked.seconds, scraped=scraped))
+        for place, name in enumerate(("driver", "all processes of the run")):
+            compare(name, "CPU s for a second", [(a[0][place], b[0][place]) for a, b in pairs])
+        rows.append(["pipeline", *shown([scraped[1] for scraped, _ in pairs])])
     table("what figures took", ["", "of one CPU", "of the process", "scrapes"], rows)
 
 

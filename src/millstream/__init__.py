@@ -33,6 +33,7 @@ _MODULES: dict[str, str] = {
         "millstream.kernels.dedup.bloom_loss": "expected_loss",
         "millstream.kernels.process.context": "ProcessContext",
         "millstream.kernels.process.declarations": "list_state map_state value_state",
+        "millstream.kernels.process.frame_function": "FrameContext FrameFunction",
         "millstream.kernels.process.function": "ProcessFunction",
         "millstream.lookups.http_lookup": "http_lookup",
         "millstream.lookups.sql_lookup": "sql_lookup",
@@ -104,6 +105,8 @@ if TYPE_CHECKING:
     from millstream.kernels.process.declarations import list_state as list_state
     from millstream.kernels.process.declarations import map_state as map_state
     from millstream.kernels.process.declarations import value_state as value_state
+    from millstream.kernels.process.frame_function import FrameContext as FrameContext
+    from millstream.kernels.process.frame_function import FrameFunction as FrameFunction
     from millstream.kernels.process.function import ProcessFunction as ProcessFunction
     from millstream.lookups.http_lookup import http_lookup as http_lookup
     from millstream.lookups.sql_lookup import sql_lookup as sql_lookup

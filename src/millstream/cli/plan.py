@@ -12,6 +12,7 @@ import click
 from millstream.cli.run import find_app, split_file
 from millstream.cli.tables import Address, json_option, pluralize, print_json
 from millstream.durations import format_us
+from millstream.errors import ConfigError
 
 if TYPE_CHECKING:
     from millstream.ops.plan import ChangePlan
@@ -21,6 +22,22 @@ if TYPE_CHECKING:
 Command = Callable[..., Any]
 
 _COLORS = {"keeps": "green", "drops": "yellow", "rebuilds": "yellow", "refuses": "red"}
+
+
+_NAMED = "millstream.named"
+
+
+def _remember(context: click.Context, _: click.Parameter, value: str | None) -> None:
+    context.meta[_NAMED] = value
+
+
+_named_option = click.option(
+    "--named",
+    hidden=True,
+    expose_value=False,
+    callback=_remember,
+    help="The name that the app must have; for who runs the command on a file that was named for an app.",
+)
 
 
 def edited_app_options(command: Command) -> Command:
@@ -41,6 +58,7 @@ def edited_app_options(command: Command) -> Command:
         click.option(
             "--app", "name", help="Which app, where the file declares several: as FILE:APP."
         ),
+        _named_option,
         click.argument("file", metavar="FILE[:APP]"),
     ):
         command = option(command)
@@ -58,9 +76,20 @@ from_option = click.option(
 
 
 def edited_app(file: str, name: str | None, address: Path | str | None) -> App:
-    """Load the app of a file, over the log at an address if one is given."""
+    """Load the app of a file, over the log at an address if one is given.
+
+    Raises:
+        ConfigError: there is none, it is not clear which, or its name is not that of ``--named``.
+    """
     path, name = split_file(file, name)
-    app = find_app(path, name)
+    context = click.get_current_context(silent=True)
+    named = None if context is None else context.meta.get(_NAMED)
+    app = find_app(path, name or named)
+    if named not in (None, app.name):
+        raise ConfigError(
+            f"{file} is the program of the app {app.name!r}, and was named as that of {named!r}. Name the file of {named!r}, "
+            "or FILE:APP if the file declares both."
+        )
     if address is not None:
         app.use_log(address)
     return app

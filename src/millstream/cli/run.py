@@ -180,7 +180,8 @@ def find_app(file: Path, name: str | None) -> App:
     said = f"it is not clear which one {name!r} is" if found else f"none is {name!r}"
     names = [*apps, *(app.name for app in apps.values())]
     choices = ", ".join(f"{file}:{variable} (the app {app.name})" for variable, app in apps.items())
+    declared = "several apps" if len(apps) > 1 else "one app"
     raise ConfigError(
-        f"{file} declares several apps, and {said if name else 'none was named'}. Say which: {choices}."
+        f"{file} declares {declared}, and {said if name else 'none was named'}. Say which: {choices}."
         f"{did_you_mean(name, names) if name and not found else ''}"
     )

@@ -17,7 +17,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from millstream.errors import ConfigError, ConflictError
+from millstream.views.reader import apps_with_state, state_store_location
+from millstream.views.server.status import log_brokers
 from millstream.views.server.version_requests import VersionAction
+from millstream.views.store_location import open_state_store
 
 _SHOWN_BYTES = 20_000  # the end of what a command has printed
 _END_S = 30.0
@@ -90,12 +93,9 @@ class VersionRuns:
 
     def _begin(self, app: str, action: VersionAction, *, stop: bool) -> _Run:
         file = self._programs[app]
-        command = [sys.executable, "-m", "millstream", action, "--log", str(self._log)]
-        if Path(file).is_file():  # otherwise it is FILE:APP
-            command += [
-                "--app",
-                app,
-            ]  # and not the only one that the file declares, if that is another
+        command = [sys.executable, "-m", "millstream", action, "--named", app]
+        if self._brokers(app) is None:
+            command += ["--log", str(self._log)]  # else the program names its log
         if stop and action in ("deploy", "rollback"):
             command.append("--stop")
         command += ["--", file]
@@ -105,6 +105,13 @@ class VersionRuns:
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
         )
         return _Run(app, action, process, output)
+
+    def _brokers(self, app: str) -> str | None:
+        """Return the address of the brokers of the log that an app has read, without options; None: it is the folder."""
+        if app not in apps_with_state(self._log):
+            return None
+        with open_state_store(state_store_location(self._log, app), readonly=True) as store:
+            return log_brokers(store, app)
 
     def read(self, app: str) -> Mapping[str, Any] | None:
         """Return the file of an app and its last command. See :class:`VersionCommands`."""

@@ -25,6 +25,7 @@ from millstream.kernels.enrichment.operator import Enrichment
 from millstream.kernels.errors.user_code import UserCode
 from millstream.kernels.frames import ORDER, PORT_LEDGER, FrameRow, decode_message
 from millstream.kernels.ingest import Ingest, RecordCount, SplitInput
+from millstream.kernels.joins.lookup import Lookup
 from millstream.kernels.plan import JobPlan, SourcePlan, StepEdge
 from millstream.kernels.stage import run_stage
 from millstream.kernels.state.keyhash import Buckets
@@ -127,6 +128,16 @@ class PlanOverLog:
         names = ", ".join(self.edited)
         said = f"Edited since {self.plan.app} ran: {names}. This is what the app does as it is declared now, which "
         return [f"{said}is not what ran (millstream plan)."]
+
+    def said_of_lookups(self) -> list[str]:
+        """Say of which steps the batches of the job mattered, which are not repeated."""
+        operators = (one.kernel for stage in self.plan.stages for one in stage.operators)
+        return [
+            f"{kernel.name} takes what its table has when a row arrives, so its rows depend on the batches of the job: "
+            "here it may find another version. join_asof depends on the records alone."
+            for kernel in operators
+            if isinstance(kernel, Lookup)
+        ]
 
     def position(self, known: Mapping[str, Mapping[str, int]]) -> dict[str, list[int]]:
         """Return a position of the app's for every partition: at least where the log begins."""

@@ -357,6 +357,7 @@ def _notes(
 ) -> Iterator[str]:
     """Yield what qualifies the answer."""
     yield from over.said_of_edits()
+    yield from over.said_of_lookups()
     times = store.status(over.plan.app).get("time", {})
     for step in steps:
         if step.exits.get("held") and step.step in times:

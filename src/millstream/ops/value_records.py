@@ -178,7 +178,7 @@ class _ValueReplay:
     def report(self) -> ValueReport:
         """Return the records behind the row."""
         candidates = sorted(self._candidates())
-        notes = [*self.over.said_of_edits(), *self._gone()]
+        notes = [*self.over.said_of_edits(), *self.over.said_of_lookups(), *self._gone()]
         if len(candidates) > RECORDS_MAX:
             many = f"{len(candidates):,} records have its key, and at most {RECORDS_MAX} are examined one by one."
             return ValueReport(

@@ -65,7 +65,12 @@ def _sentences(
     app: str, status: Mapping[str, Any], load: BatchLoad, partitions: Mapping[str, int]
 ) -> Iterator[str]:
     unread = status["unread"]
-    yield f"{app} has {unread:,} unread records." if unread else f"{app} has read all there is."
+    there = "there was" if status["brokers"] else "there is"
+    yield f"{app} has {unread:,} unread records." if unread else f"{app} has read all {there}."
+    if status["brokers"]:
+        yield (
+            f"Its log is {status['brokers']}, which is not read here: what is unread was counted after its last batch."
+        )
     if not status["running"]:
         failure = status["failure"]
         yield (

@@ -14,6 +14,7 @@ from millstream.kernels.joins.asof_match import Direction
 from millstream.kernels.joins.interval_join import IntervalJoinKind, UnmatchedEmit
 from millstream.kernels.joins.signed_lookup import SignedLookup
 from millstream.kernels.operator import Operator
+from millstream.kernels.process.frame_function import FrameFunction
 from millstream.kernels.process.function import ProcessFunction
 from millstream.kernels.process.operator import RowOrder
 from millstream.kernels.tables.static_rows import StaticRows
@@ -345,7 +346,7 @@ class EventCollection(Collection):
 
     def process(
         self,
-        function: ProcessFunction,
+        function: ProcessFunction | FrameFunction,
         *,
         by: str | Sequence[str],
         schema: FrameSchema,
@@ -365,7 +366,8 @@ class EventCollection(Collection):
             visits.side_output("robots").view("robots", key="user")
 
         Args:
-            function: An instance of your :class:`~millstream.ProcessFunction`.
+            function: An instance of your :class:`~millstream.ProcessFunction`, which is called row by row, or of your
+                :class:`~millstream.FrameFunction`, which is called with all rows and keys of a batch at once.
             by: The key: the columns that state is kept for. ``()`` is one key for all rows, which is processed in one place.
             schema: The columns of the rows that it emits: a class with annotations, or names and polars types.
             side_outputs: Further outputs, by name, with the columns of each: see :meth:`Stream.side_output`.

@@ -12,6 +12,7 @@ from millstream.kernels.column_types import check_column
 from millstream.kernels.errors.user_code import OnError, UnusableRowError, UserCode
 from millstream.kernels.late import LATE_COLUMNS
 from millstream.kernels.process.declarations import StateDeclaration
+from millstream.kernels.process.frame_function import FrameFunction
 from millstream.kernels.process.function import VERSION_MAX, ProcessFunction, states_of
 from millstream.kernels.process.operator import KeyedProcess, OutputColumns, RowOrder
 from millstream.kernels.process.side_outputs import SelectOutput
@@ -33,7 +34,7 @@ _OUTPUTS_MAX = 1000
 def build_process(
     shape: StreamShape,
     node: GraphNode,
-    function: ProcessFunction,
+    function: ProcessFunction | FrameFunction,
     by: tuple[str, ...],
     *,
     schema: FrameSchema,
@@ -52,6 +53,8 @@ def build_process(
         outputs.append((output, tuple(_columns(f"The side output {output!r}", given).items())))
     states = states_of(function)
     _check_states(states)
+    if isinstance(function, FrameFunction):
+        _check_frame_states(states)
     processing_timers = function.defines("on_processing_timer")
     if processing_timers and reads_dataframes(node):
         raise ConfigError(
@@ -127,13 +130,13 @@ def _output_node(operator: OperatorNode, kernel: KeyedProcess, number: int) -> S
 
 
 def _check_function(function: object) -> None:
-    if not isinstance(function, ProcessFunction):
+    if not isinstance(function, (ProcessFunction, FrameFunction)):
         raise ConfigError(
             f"process is given {function!r}. Give an instance of a class of yours that derives from "
-            "ms.ProcessFunction."
+            "ms.ProcessFunction, or from ms.FrameFunction."
         )
-    for method in ("on_row", "on_timer", "on_processing_timer"):
-        code = getattr(function, method)
+    for method in ("on_row", "on_rows", "on_timer", "on_timers", "on_processing_timer"):
+        code = getattr(function, method, None)
         if isgeneratorfunction(code) or iscoroutinefunction(code) or isasyncgenfunction(code):
             raise ConfigError(
                 f"{method} of {type(function).__name__} has a yield or is async, so that calling it does nothing. Give "
@@ -173,6 +176,25 @@ def _columns(what: str, schema: FrameSchema) -> ColumnTypes:
     if not columns:
         raise ConfigError(f"{what} has no column. Say which it has: {{'user': pl.String}}.")
     return columns
+
+
+def _check_frame_states(states: tuple[tuple[str, StateDeclaration], ...]) -> None:
+    if not states:
+        raise ConfigError(
+            "process is given a FrameFunction that declares no state. Declare one, such as count = "
+            "ms.value_state(pl.Int64, default=0); rows that need none are for map_frames."
+        )
+    for name, one in states:
+        if one.ttl_us is not None:
+            raise ConfigError(
+                f"The state {name!r} of a FrameFunction has a ttl, and a frame does not say which of its states were written. "
+                "Set a timer in __timers, and leave the key out of what on_timers returns."
+            )
+        if one.default is not None and one.dtype.is_nested():
+            raise ConfigError(
+                f"The state {name!r} of a FrameFunction has the default {one.default!r} of a nested type. Leave it out: "
+                "a key without one then has null."
+            )
 
 
 def _check_states(states: tuple[tuple[str, StateDeclaration], ...]) -> None:

@@ -53,7 +53,7 @@ from millstream.spark.source.planner import SourceSpec
 from millstream.spark.stages.executor import StageExecutor
 from millstream.spark.stages.journal_place import JournalPlace
 from millstream.spark.state_place import begin_at_place, load_or_create_place
-from millstream.spark.topic_ids import check_same_topics, save_topic_ids
+from millstream.spark.topic_ids import check_same_topics, save_log_brokers, save_topic_ids
 from millstream.spark.whole_topics import check_not_compacted
 from millstream.views.commit.committer import BatchCommitter
 from millstream.views.commit.open_committer import open_committer
@@ -160,6 +160,7 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
         )
         checkpoint.restore(next_batch_id, options.on_notice)
         save_topic_ids(job.app, committer.state_store, plan, log)
+        save_log_brokers(job.app, committer.state_store, job.log)
         committer.state_store.put_description(job.app, "dashboard", job.dashboard)
         note_store(job.folder, job.state_store)
         check_checkpoint_current(job.folder, next_batch_id, job.state_store)
@@ -400,7 +401,7 @@ class _Query:
         only_frames = not (self.plan.frames or self.plan.natives)
         mode = "NO_CODEGEN" if only_frames else "FALLBACK"
         self.spark.conf.set("spark.sql.codegen.factoryMode", mode)
-        whole_stage = self.spark.conf.get(_WHOLE_STAGE)
+        whole_stage = self.spark.conf.get(_WHOLE_STAGE) or "true"
         frames = build_frames(
             self.spark,
             self.job,

@@ -18,10 +18,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from millstream.client.address import is_kafka, shown
 from millstream.client.reader import Reader
 from millstream.errors import TopicRecreatedError, UnknownTopicError
 from millstream.kernels.plan import JobPlan, TopicSinkSpec
-from millstream.views.position import TOPIC_IDS
+from millstream.views.position import LOG_BROKERS, TOPIC_IDS
 from millstream.views.runs.control_files import ResetTarget, reset_command
 from millstream.views.schema import JOB
 from millstream.views.state_store.store import StateStore
@@ -58,6 +59,11 @@ def save_topic_ids(app: str, state_store: StateStore, plan: JobPlan, log: Reader
     known = state_store.description(app, TOPIC_IDS) or {}
     found = {name: topic_id for name in _topics(plan) if (topic_id := _id_of(log, name))}
     state_store.put_description(app, TOPIC_IDS, {**known, **found})
+
+
+def save_log_brokers(app: str, state_store: StateStore, log: Path | str) -> None:
+    """Store whether the log is behind brokers, for what looks at the app without its program."""
+    state_store.put_description(app, LOG_BROKERS, {"address": shown(log)} if is_kafka(log) else {})
 
 
 def _topics(plan: JobPlan) -> list[str]:

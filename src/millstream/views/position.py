@@ -14,6 +14,9 @@ from typing import Any
 TOPIC_IDS = "topic_ids"
 """The description under which a state store keeps the ids of the topics of its positions, by name."""
 
+LOG_BROKERS = "log_brokers"
+"""The description of the brokers whose log an app reads: ``address``, without its options. Empty: the log is a folder."""
+
 SOURCE_OFFSET = "source_offset"
 """Where the status of a run without Spark has the source offset after the last batch."""
 

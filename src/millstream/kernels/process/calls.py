@@ -82,7 +82,7 @@ class KeyCalls:
     in_time_order: bool
     until_us: int
     floor_us: int
-    key_types: Mapping[str, pl.DataType]
+    key_types: Sequence[tuple[str, pl.DataType]]
     failures: Failures = field(default_factory=Failures)
     last_error: BaseException | None = None
     count: int = 0
@@ -163,7 +163,9 @@ class KeyCalls:
         error = self._made(now_us, method, to_datetime(at_us))
         if error is not None:
             key = self.call.key
-            self._require_going_on(error, lambda: (self.timer_rows([(key, at_us, "")]), 0))
+            self._require_going_on(
+                error, lambda: (timer_rows([(key, at_us, "")], self.key_types), 0)
+            )
             self.failures.timers.append((key, at_us, error_reason(error)))
 
     def _made(
@@ -215,17 +217,19 @@ class KeyCalls:
             number = self.failures.rows[0][0] if self.failures.rows else None
             raise self.code.refusal(self.last_error, self.rows.table, number, hopeless=True)
 
-    def timer_rows(self, timers: Sequence[tuple[Mapping[str, Any], int, str]]) -> pl.DataFrame:
-        """Return failed timers as rows: the columns of the key, and the time."""
-        time = TIMER_COLUMN
-        while time in self.key_types:
-            time += "_"
-        columns = [
-            pl.Series(name, [key[name] for key, *_ in timers], dtype, strict=True)
-            for name, dtype in self.key_types.items()
-        ]
-        times = pl.Series(time, [at_us for _, at_us, _ in timers], pl.Datetime("us", "UTC"))
-        return pl.DataFrame([*columns, times])
+
+def timer_rows(
+    timers: Sequence[tuple[Mapping[str, Any], int, str]], key: Sequence[tuple[str, pl.DataType]]
+) -> pl.DataFrame:
+    """Return failed timers as rows: the columns of the key, and the time."""
+    time = TIMER_COLUMN
+    while time in dict(key):
+        time += "_"
+    columns = [
+        pl.Series(name, [of[name] for of, *_ in timers], dtype, strict=True) for name, dtype in key
+    ]
+    times = pl.Series(time, [at_us for _, at_us, _ in timers], pl.Datetime("us", "UTC"))
+    return pl.DataFrame([*columns, times])
 
 
 def key_rows(rows: pl.DataFrame, columns: Sequence[str], time: str, tie: str) -> KeyRows:

@@ -1,4 +1,4 @@
-"""The class that the user derives from, whose methods are called for rows and timers."""
+"""The class that the user derives from, whose methods are called for each row and timer; and what such classes share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,31 @@ from millstream.kernels.process.declarations import StateDeclaration
 VERSION_MAX = 2**31 - 1
 
 
-class ProcessFunction(ABC):
+class KeyedFunction(ABC):
+    """What all of the user's classes with state of keys have: a version, and a way from older ones.
+
+    Attributes:
+        version: The version of the state. Raise it when state is declared or meant differently, and
+            give :meth:`migrate`; then a deployment carries state over instead of reading the log again.
+    """
+
+    version: ClassVar[int] = 1
+
+    def migrate(self, version: int, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a key's state as this version declares it, given what an older version had.
+
+        Called once for each key that has state, in the first batch after a deployment. ``state`` has a value, a
+        list or a dict for each state that was declared; what is left out of the result begins anew.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    @abstractmethod
+    def defines(cls, method: str) -> bool:
+        """Return whether the user's class has a method of its own."""
+
+
+class ProcessFunction(KeyedFunction):
     """Your code for the rows and timers of a key, with state: see :meth:`Stream.process`.
 
     State is declared by attributes of the class (:func:`value_state`, :func:`list_state`, :func:`map_state`). The
@@ -31,13 +55,7 @@ class ProcessFunction(ABC):
             def on_timer(self, context, time):
                 context.emit({"user": context.key["user"], "visits": context.state.count})
                 context.state.count = 0
-
-    Attributes:
-        version: The version of the state. Raise it when state is declared or meant differently, and
-            give :meth:`migrate`; then a deployment carries state over instead of reading the log again.
     """
-
-    version: ClassVar[int] = 1
 
     @abstractmethod
     def on_row(self, context: ProcessContext, row: dict[str, Any]) -> None:
@@ -54,21 +72,13 @@ class ProcessFunction(ABC):
         """
         raise NotImplementedError
 
-    def migrate(self, version: int, state: dict[str, Any]) -> dict[str, Any]:
-        """Return a key's state as this version declares it, given what an older version had.
-
-        Called once for each key that has state, in the first batch after a deployment. ``state`` has a value, a
-        list or a dict for each state that was declared; what is left out of the result begins anew.
-        """
-        raise NotImplementedError
-
     @classmethod
     def defines(cls, method: str) -> bool:
         """Return whether the user's class has a method of its own."""
         return getattr(cls, method) is not getattr(ProcessFunction, method)
 
 
-def states_of(function: ProcessFunction) -> tuple[tuple[str, StateDeclaration], ...]:
+def states_of(function: KeyedFunction) -> tuple[tuple[str, StateDeclaration], ...]:
     """Return what state a function declares, in the order of names."""
     cls = type(function)
     found = {name: getattr(cls, name) for name in dir(cls) if not name.startswith("__")}

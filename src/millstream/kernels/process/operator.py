@@ -13,7 +13,7 @@ Timers are with the key's state. Beside it their times are indexed, and so are t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -38,12 +38,15 @@ from millstream.kernels.joins.versions import TIE, row_order
 from millstream.kernels.joins.waiting_rows import WaitingRows
 from millstream.kernels.operator import NOT_DEFINING, BatchContext, OperatorResult, Prepared
 from millstream.kernels.operator_base import OperatorBase
-from millstream.kernels.process.calls import Failures, KeyCalls, KeyRows, key_rows
+from millstream.kernels.process.calls import Failures, KeyCalls, KeyRows, key_rows, timer_rows
 from millstream.kernels.process.context import Emissions, KeyTimers, PresentCall
 from millstream.kernels.process.declarations import StateDeclaration
+from millstream.kernels.process.frame_batch import frame_keys, kept_rows
+from millstream.kernels.process.frame_calls import TIMERS, FrameCalls, FrameEmissions, FrameKeys
+from millstream.kernels.process.frame_function import FrameFunction
 from millstream.kernels.process.function import ProcessFunction
 from millstream.kernels.process.key_state import KeyStates
-from millstream.kernels.process.side_outputs import merged_outputs
+from millstream.kernels.process.side_outputs import Emitted, merged_outputs
 from millstream.kernels.process.stored_keys import (
     StateColumns,
     StoredKey,
@@ -79,7 +82,7 @@ class KeyedProcess(OperatorBase):
 
     name: str
     by: tuple[str, ...]
-    function: ProcessFunction
+    function: ProcessFunction | FrameFunction
     states: tuple[tuple[str, StateDeclaration], ...]
     outputs: tuple[tuple[str | None, OutputColumns], ...]
     columns: OutputColumns
@@ -222,23 +225,60 @@ class _ProcessBatch:
 
     def _call(self, due: pl.DataFrame | None, known: pl.DataFrame | None, touched: Hashes) -> None:
         """Make the calls of all keys, and replace what is stored of them."""
+        function = self.operator.function
+        if isinstance(function, FrameFunction):
+            after = self._call_frames(function, due, known)
+        else:
+            after = self._call_rows(function, due, known)
+        before = after.clear() if known is None else known
+        self.keys.rows.put(touched, after, before)
+        self.ledger.events_in += after.height
+        self.ledger.events_out += before.height
+
+    def _call_frames(
+        self, function: FrameFunction, due: pl.DataFrame | None, known: pl.DataFrame | None
+    ) -> pl.DataFrame:
+        """Make the calls of all keys at once; return what is to be stored of them."""
+        operator = self.operator
+        timers = function.defines("on_timers")
+        keys, numbers = frame_keys(known, due, operator.state_columns, timers=timers)
+        outputs = {name: FrameEmissions(columns) for name, columns in operator.outputs}
+        calls = FrameCalls(
+            function,
+            operator.code,
+            operator.state_columns,
+            keys,
+            outputs,
+            self.until_us,
+            self.floor_us,
+        )
+        rows = pl.DataFrame() if due is None else due
+        before = keys.state[TIMERS] if timers else None
+        if rows.height:
+            calls.rows(rows, [name for name, _ in operator.columns], numbers)
+        calls.timers()
+        if before is not None:
+            self.timers.add(*_new_timers(before, keys))
+        self._give(outputs.values(), rows, Failures(calls.failed_rows, calls.failed_timers))
+        return kept_rows(keys, operator.state_columns)
+
+    def _call_rows(
+        self, function: ProcessFunction, due: pl.DataFrame | None, known: pl.DataFrame | None
+    ) -> pl.DataFrame:
+        """Make the calls of all keys, one after the other; return what is to be stored of them."""
         columns = self.operator.state_columns
         keys = _BatchKeys.of(known, due, columns)
-        calls, kept = self._calls(due), StoredRows(columns)
+        calls, kept = self._calls(function, due), StoredRows(columns)
         expiries: list[tuple[int, int]] = []
         for place, key, key_hash, one, rows in keys:
             self._one_key(key, key_hash, one, rows, calls)
             self._keep(place, key_hash, calls, kept, expiries)
         calls.require_hope()
-        after = kept.frame(keys.every[[*self.operator.by, HASH]])
-        before = after.clear() if known is None else known
-        self.keys.rows.put(touched, after, before)
-        self.ledger.events_in += after.height
-        self.ledger.events_out += before.height
         self._index(calls.call, expiries)
-        self._give(calls)
+        self._give(calls.call.outputs.values(), calls.rows.table, calls.failures)
+        return kept.frame(keys.every[[*self.operator.by, HASH]])
 
-    def _calls(self, due: pl.DataFrame | None) -> KeyCalls:
+    def _calls(self, function: ProcessFunction, due: pl.DataFrame | None) -> KeyCalls:
         operator, states = self.operator, KeyStates(self.operator.states)
         names = [name for name, _ in operator.columns]
         call = PresentCall(
@@ -253,7 +293,7 @@ class _ProcessBatch:
             KeyRows(pl.DataFrame(), (), (), ()) if due is None else key_rows(due, names, TIME, TIE)
         )
         return KeyCalls(
-            operator.function,
+            function,
             operator.code,
             states,
             call,
@@ -261,7 +301,7 @@ class _ProcessBatch:
             in_time_order=operator.order == "time",
             until_us=self.until_us,
             floor_us=self.floor_us,
-            key_types=dict(operator.state_columns.key),
+            key_types=operator.state_columns.key,
         )
 
     def _one_key(
@@ -312,27 +352,34 @@ class _ProcessBatch:
         """Note when the state of keys that were migrated expires; of some that has been already."""
         _add(self.expiries, [(max(at, self.floor_us + 1), key_hash) for at, key_hash in migrated])
 
-    def _give(self, calls: KeyCalls) -> None:
+    def _give(self, outputs: Iterable[Emitted], table: pl.DataFrame, failures: Failures) -> None:
         """Give what was emitted, and the rows and timers that failed."""
         ordered = self.operator.order == "time"
-        self.result.rows = merged_outputs([*calls.call.outputs.values()], ordered=ordered)
-        failures = calls.failures
-        self.result.failed = self._failed(calls, failures)
+        self.result.rows = merged_outputs([*outputs], ordered=ordered)
+        self.result.failed = self._failed(table, failures)
         if not ordered and failures.rows:
             count = len(failures.rows)
             self.result.counts.update(dead=count, held=-count)
 
-    def _failed(self, calls: KeyCalls, failures: Failures) -> tuple[FailedRows, ...]:
+    def _failed(self, table: pl.DataFrame, failures: Failures) -> tuple[FailedRows, ...]:
         failed: list[FailedRows] = []
         name = self.operator.name
         if failures.rows:
-            rows = calls.rows.table[[number for number, _ in failures.rows]]
+            rows = table[[number for number, _ in failures.rows]]
             rows = rows.rename({TIE: ORDER}) if SPLIT in rows.columns else rows
             failed.append(FailedRows(name, rows, [reason for _, reason in failures.rows]))
         if failures.timers:
-            rows = calls.timer_rows(failures.timers)
+            rows = timer_rows(failures.timers, self.operator.state_columns.key)
             failed.append(FailedRows(name, rows, [reason for *_, reason in failures.timers]))
         return tuple(failed)
+
+
+def _new_timers(before: pl.Series, keys: FrameKeys) -> tuple[Int64s, Hashes]:
+    """Return the timers of the keys whose timers have changed, and the hashes of these keys."""
+    after = keys.state[TIMERS]
+    changed = pl.DataFrame({HASH: keys.keys[HASH], TIMERS: after}).filter(after.ne_missing(before))
+    timers = changed.explode(TIMERS).drop_nulls(TIMERS)
+    return timers[TIMERS].dt.timestamp("us").to_numpy(), timers[HASH].to_numpy()
 
 
 def _add(timers: Timers, made: Sequence[tuple[int, int]]) -> None:

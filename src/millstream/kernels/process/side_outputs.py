@@ -8,19 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import polars as pl
 
 from millstream.kernels.frames import HIDDEN_PREFIX, RELEASED, RELEASED_TIE, TIME
-from millstream.kernels.process.context import Emissions
 from millstream.kernels.steps import BRANCH, ColumnNames, StepResult
+
+
+class Emitted(Protocol):
+    """The rows that were emitted to one output, with their event times, and what orders those of one time."""
+
+    @property
+    def rows(self) -> Sequence[object]: ...
+    @property
+    def times_us(self) -> Any: ...
+    @property
+    def ties(self) -> Any: ...
+    def frame(self) -> pl.DataFrame:
+        """Return the rows, without their times."""
+        ...
 
 
 def _column(number: int, name: str) -> str:
     return f"{number}.{name}"
 
 
-def merged_outputs(outputs: Sequence[Emissions], *, ordered: bool) -> pl.DataFrame | None:
+def merged_outputs(outputs: Sequence[Emitted], *, ordered: bool) -> pl.DataFrame | None:
     """Return the rows of all outputs, in the order in which they were emitted; None if there are none.
 
     ``ordered``: they are in the order of their event time, and are to stay so.
@@ -38,7 +52,7 @@ def merged_outputs(outputs: Sequence[Emissions], *, ordered: bool) -> pl.DataFra
     return together.sort(RELEASED, RELEASED_TIE, maintain_order=True)
 
 
-def _table(output: Emissions, number: int | None, *, ordered: bool) -> pl.DataFrame:
+def _table(output: Emitted, number: int | None, *, ordered: bool) -> pl.DataFrame:
     rows = output.frame()
     if number is not None:
         rows = rows.rename({name: _column(number, name) for name in rows.columns})

@@ -147,6 +147,34 @@ class StoredRows:
         return rows[[*schema]]
 
 
+def stored_parts(
+    known: pl.DataFrame | None, columns: StateColumns
+) -> tuple[pl.DataFrame, pl.Series, pl.Series]:
+    """Return of stored rows the states, by their names, the times of the last calls, and the timers."""
+    rows = pl.DataFrame(schema=columns.schema) if known is None else known
+    states = pl.DataFrame([rows[_state_column(name)].alias(name) for name, _ in columns.states])
+    return states, rows[_NOW], rows[_TIMERS]
+
+
+def stored_frame(
+    keys: pl.DataFrame,
+    states: pl.DataFrame,
+    now_us: pl.Series,
+    timers_us: pl.Series | None,
+    columns: StateColumns,
+) -> pl.DataFrame:
+    """Return the rows to store of keys, with their hashes, whose states have no ``ttl`` and that no clock wakes."""
+    none = pl.repeat([], keys.height, dtype=pl.List(pl.Int64), eager=True)
+    made = [
+        *(states[name].alias(_state_column(name)) for name, _ in columns.states),
+        now_us.alias(_NOW),
+        (none if timers_us is None else timers_us).alias(_TIMERS),
+        none.alias(_PROCESSING_TIMERS),
+        pl.repeat(1, keys.height, dtype=pl.Int64, eager=True).alias(WEIGHT),
+    ]
+    return keys.hstack(made)[[*columns.schema]]
+
+
 @dataclass(frozen=True)
 class StoredKeys:
     """The stored keys of one step in one bucket. ``migration`` is what an older version's state goes through."""

@@ -300,8 +300,14 @@ def tell_command(*command: str) -> CommandTarget:
     ``MILLSTREAM_ALERT_ID``, ``…_KIND``, ``…_TEXT`` and ``MILLSTREAM_ALERT`` are in its environment. No shell takes part.
 
     Raises:
-        ConfigError: there is no program.
+        ConfigError: there is no program, or a part of the command is no text.
     """
+    wrong = [part for part in command if not isinstance(part, str)]
+    if wrong:
+        raise ConfigError(
+            f"A part of the command of an alert is a {type(wrong[0]).__name__}. Give the program and each argument as a text "
+            'of its own: tell_command("/usr/local/bin/page", "--team", "data").'
+        )
     if not command or not command[0]:
         raise ConfigError("The command of an alert is empty. Give the program and its arguments.")
     return CommandTarget(command)

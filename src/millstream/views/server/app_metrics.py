@@ -17,6 +17,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from millstream.client.address import log_folder
 from millstream.client.open import open_reader
 from millstream.client.reader import Reader
 from millstream.errors import MillstreamError, RetriableError
@@ -28,7 +29,7 @@ from millstream.views.runs.control_files import active_runs
 from millstream.views.runs.failure import last_failure
 from millstream.views.schema import JOB
 from millstream.views.server.catalog import ViewCatalog
-from millstream.views.server.status import LedgerTotals
+from millstream.views.server.status import LedgerTotals, last_lags, log_brokers
 from millstream.views.state_store.reader import StateStoreReader
 
 _LEDGER_KINDS = ("topic", "dataframe", "step", "operator")
@@ -47,6 +48,12 @@ class PartitionLag(NamedTuple):
     partition: int
     records: int
     seconds: float | None
+    in_reach: bool = True  # False: the log is behind brokers, and not to be read from here
+
+    @property
+    def failed(self) -> bool:
+        """Whether the age should be known, and is not."""
+        return self.seconds is None and self.in_reach
 
 
 @dataclass
@@ -165,7 +172,7 @@ class AppMetrics:
         _add_sources(readings, reading)
         _add_steps(readings, reading)
         _add_views(readings, reading, store.newest_changes())
-        unknown = [f"{lag.topic}/{lag.partition}" for lag in lags if lag.seconds is None]
+        unknown = [f"{lag.topic}/{lag.partition}" for lag in lags if lag.failed]
         if unknown:
             raise RetriableError(
                 f"how old the unread records of {app} are is not known: {', '.join(unknown[:3])} cannot be read, or "
@@ -177,7 +184,11 @@ class AppMetrics:
     ) -> Iterator[PartitionLag]:
         """Yield what the app has still to read, of every partition of its topics."""
         position = store.position(app)
+        elsewhere = log_folder(self._log) is not None and log_brokers(store, app) is not None
         for topic in _topics_read(status, position):
+            if elsewhere:
+                yield from _last_known_lags(topic, status, in_reach=False)
+                continue
             try:
                 if self._reader is None:
                     self._reader = open_reader(self._log)
@@ -226,12 +237,12 @@ def _times(reading: _AppReading) -> dict[str, Mapping[str, Any]]:
     return {step: time for step, time in times.items() if step in steps}
 
 
-def _last_known_lags(topic: str, status: Mapping[str, Any]) -> Iterator[PartitionLag]:
+def _last_known_lags(
+    topic: str, status: Mapping[str, Any], *, in_reach: bool = True
+) -> Iterator[PartitionLag]:
     """Yield the lags of the last batch, where the log cannot be read."""
-    for name, records in status.get("lag", {}).items():
-        of, _, number = name.rpartition("/")
-        if of == topic:
-            yield PartitionLag(topic, int(number), records, None)
+    for number, records in last_lags(topic, status).items():
+        yield PartitionLag(topic, number, records, None, in_reach)
 
 
 def _add_batches(readings: Readings, reading: _AppReading) -> None:

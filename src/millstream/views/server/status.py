@@ -22,6 +22,7 @@ from millstream.kernels.time.watermarks import NO_WATERMARK
 from millstream.log.reader import LogReader
 from millstream.views.commit.ledger import count_late_once
 from millstream.views.coverage import partial_note, spans_to_json
+from millstream.views.position import LOG_BROKERS
 from millstream.views.runs.control_files import active_runs
 from millstream.views.runs.failure import last_failure
 from millstream.views.state_store.reader import StateStoreReader
@@ -94,7 +95,9 @@ class AppStatus:
         read = self._ledger.sum("read", sources or list(status.get("sources", {})))
         if status and (not self._samples or self._samples[-1][0] != status["at"]):
             self._samples.append((status["at"], read))
-        partitions = list(self._partitions(status, store.position(self._app)))
+        brokers = log_brokers(store, self._app)
+        position = store.position(self._app)
+        partitions = list(self._partitions(status, position, in_folder=brokers is None))
         runs = active_runs(self._folder)
         failure = last_failure(self._folder)
         names = ("dead", "filtered", "duplicate")
@@ -114,6 +117,7 @@ class AppStatus:
                 else 0,
                 **{name: self._ledger.sum(name) for name in names},
             },
+            "brokers": brokers,
             "unread": sum(partition["unread"] or 0 for partition in partitions),
             "partitions": partitions,
             "steps": list(_steps(status)),
@@ -144,12 +148,14 @@ class AppStatus:
             yield {"at": at, "per_second": (read - read_before) / max(seconds, 1e-3)}
 
     def _partitions(
-        self, status: Mapping[str, Any], position: Mapping[str, Any]
+        self, status: Mapping[str, Any], position: Mapping[str, Any], *, in_folder: bool
     ) -> Iterator[dict[str, Any]]:
+        """Yield what is read of each partition; of a log behind brokers, what was unread after the last batch."""
         topics = [source["topic"] for source in status.get("sources", {}).values()]
         for topic in dict.fromkeys([*topics, *position]):
             watermarks, idle = _watermarks_of(status, topic)
-            ends = self._ends(topic, status)
+            lags = last_lags(topic, status)
+            ends = self._ends(topic, lags) if in_folder else dict.fromkeys(lags)
             for number in sorted({*ends, *map(int, position.get(topic, {}))}):
                 read = int(position.get(topic, {}).get(str(number), 0))
                 end = ends.get(number)
@@ -158,17 +164,32 @@ class AppStatus:
                     "partition": number,
                     "position": read,
                     "end": end,
-                    "unread": None if end is None else max(0, end - read),
+                    "unread": _unread(read, end, None if in_folder else lags.get(number)),
                     "watermark": _watermark(watermarks.get(str(number), NO_WATERMARK)),
                     "idle": number in idle,
                 }
 
-    def _ends(self, topic: str, status: Mapping[str, Any]) -> dict[int, int | None]:
+    def _ends(self, topic: str, lags: Mapping[int, int]) -> Mapping[int, int | None]:
         """Return the end offset of each partition; None where the log cannot be read."""
         with suppress(MillstreamError, OSError):
             return dict(enumerate(end for _, end in self._log.offsets(topic)))
-        names = [name.rpartition("/") for name in status.get("lag", {})]
-        return {int(number): None for of, _, number in names if of == topic}
+        return dict.fromkeys(lags)
+
+
+def log_brokers(store: StateStoreReader, app: str) -> str | None:
+    """Return the address of the brokers whose log an app reads; None where it reads a folder."""
+    known: Mapping[str, str] = store.description(app, LOG_BROKERS) or {}
+    return known.get("address")
+
+
+def last_lags(topic: str, status: Mapping[str, Any]) -> dict[int, int]:
+    """Return what was unread of each partition of a topic after the last batch."""
+    names = {name.rpartition("/"): records for name, records in status.get("lag", {}).items()}
+    return {int(number): records for (of, _, number), records in names.items() if of == topic}
+
+
+def _unread(read: int, end: int | None, lag: int | None) -> int | None:
+    return lag if end is None else max(0, end - read)
 
 
 def _watermarks_of(

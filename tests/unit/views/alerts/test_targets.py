@@ -218,6 +218,8 @@ def test_a_program_that_fails_has_not_been_told(command, said):
         lambda: ms.tell_email((), server="h:25"),
         lambda: ms.tell_email("ops@example.com", server="h:25", user="me"),
         ms.tell_command,
+        lambda: ms.tell_command(["page", "--token=secret"]),
+        lambda: ms.tell_command("page", 7),
     ],
 )
 def test_a_target_that_cannot_be_is_refused_without_its_secret(made):

@@ -10,11 +10,18 @@ import urllib.request
 from contextlib import closing
 
 import pytest
-from edited_app import EditedApp, answers, events, per_kind
+from broker.broker_process import InProcess
+from edited_app import SEED, EditedApp, answers, events, per_kind
+from metrics_text import figures
 
+import millstream as ms
 from millstream.cli.version_runs import VersionRuns, parse_programs
 from millstream.errors import ConfigError, ConflictError
+from millstream.kernels.state.keyhash import Buckets
+from millstream.spark.local_run import LocalRun
+from millstream.spark.topic_ids import save_log_brokers
 from millstream.views.server.server import serve
+from millstream.views.store_location import open_state_store
 
 WAIT_S = 600
 FACTOR = ("FACTOR = 2", "FACTOR = 3")
@@ -97,13 +104,59 @@ def test_an_edit_is_planned_and_another_command_waits_for_it(edited, url, runs):
     assert "rebuilds  step 'per_kind'" in found["output"]
 
 
-def test_the_only_app_of_a_file_is_not_taken_for_the_one_that_was_asked_for(edited):
-    edited.file.rename(edited.folder / "-app.py")
-    runs = VersionRuns(edited.log, {"other": "-app.py"})
+@pytest.mark.parametrize(
+    ("before", "after", "behind"),
+    [
+        ("", "", ""),  # the only app of the file has another name
+        ("", "", ":app"),
+        ("app = ms.App(", "other = app = ms.App(", ""),  # so is a variable called, and not the app
+        ("app = ms.App(", "other = app = ms.App(", ":other"),
+    ],
+)
+def test_a_file_that_is_of_another_app_is_refused(edited, before, after, behind):
+    file = edited.folder / "-app.py"  # no option
+    file.write_text(edited.file.read_text().replace(before, after, 1))
+    runs = VersionRuns(edited.log, {"other": f"-app.py{behind}"})
     with closing(runs), contextlib.chdir(edited.folder):
         runs.start("other", "plan", stop=False)
         runs._last["other"].process.wait(WAIT_S)
-        assert "none is 'other'" in runs.read("other")["output"]
+        found = runs.read("other")
+        assert found["exit_code"] not in (0, 3), "it is refused"
+        expected = "none is 'other'" if not (after or behind) else "app 'ads', and was named as"
+        assert expected in found["output"]
+
+
+def test_an_app_over_brokers_is_planned_over_its_own_log_and_not_the_folder_that_is_served(
+    tmp_path,
+):
+    pytest.importorskip("confluent_kafka", reason="the extra `kafka` is not installed here")
+    edited = EditedApp(tmp_path, 2)
+    with InProcess(edited.log) as broker:
+        address = f"kafka://{broker.address}"
+        with ms.connect(address) as log:
+            log.create_topic("clicks", partitions=2)
+        edited.append(ROWS)
+        state = tmp_path / "state"
+        edited.source = edited.source.replace("log=LOG", f"log={address!r}, state={str(state)!r}")
+        app = edited.write()
+        local = LocalRun(app.plan(Buckets(2, SEED)), address, app.folder, app.state_store)
+        local.run()
+        with open_state_store(app.state_store) as store:
+            save_log_brokers("ads", store, address + "?client.id=secret")
+        edited.write(FACTOR)
+        runs = VersionRuns(state, {"ads": str(edited.file)})
+        with closing(runs), serve(state, listen="127.0.0.1:0", commands=runs) as serving:
+            url = serving.url.rstrip("/")
+            post(url, "plan")
+            found = ended(url)
+            assert (found["exit_code"], address in found["output"]) == (3, False), found["output"]
+            assert "rebuilds  step 'per_kind'" in found["output"]
+            with urllib.request.urlopen(f"{url}/apps/ads/status", timeout=60) as answer:
+                assert json.loads(answer.read())["brokers"] == address
+            with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
+                assert (
+                    figures(answer.read().decode())["millstream_metrics_failed", "source=apps"] == 0
+                )
 
 
 def test_a_server_without_programs_offers_nothing(edited):

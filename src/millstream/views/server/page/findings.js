@@ -17,7 +17,9 @@ export function findings(status, load) {
   const out = [];
   if (status.failure) out.push(`It has failed: ${status.failure.kind}. ${status.failure.reason} ${status.failure.advice}`);
   else if (!status.running) out.push("It does not run.");
-  out.push(status.unread ? `${count(status.unread)} records are unread.` : "It has read all there is.");
+  const all = status.brokers ? "It had read all there was." : "It has read all there is.";
+  out.push(status.unread ? `${count(status.unread)} records are unread.` : all);
+  if (status.brokers) out.push(`Its log is ${status.brokers}: what is unread was counted after its last batch.`);
   if (load.arriving_per_s !== null) {
     const rate = (value) => measured(Math.round(value));
     out.push(`${rate(load.arriving_per_s)} records a second arrive, and it reads ${rate(load.read_per_s)}; it is at work ${percent(load.busy, 1)} of the time.`);

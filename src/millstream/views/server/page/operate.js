@@ -98,7 +98,7 @@ function drawBatches(batches) {
   const first = batches.at(0);
   const several = batches.length > 0 && batches.at(-1).batches > 1;
   byId("batches-hint").textContent = first
-    ? `${count(first.first_batch_id)} to ${count(batches.at(-1).last_batch_id)}, since ${time(first.at.slice(0, 19))}${several ? "; means of several" : ""}`
+    ? `milliseconds of batches ${count(first.first_batch_id)} to ${count(batches.at(-1).last_batch_id)}, since ${time(first.at.slice(0, 19))}${several ? "; means of several" : ""}`
     : "";
   const rest = (row) => Object.entries(row.phases_ms).reduce((sum, [name, ms]) => sum + (WORKED.includes(name) ? 0 : ms), 0);
   const labels = ["time", ...WORKED, "the rest"];

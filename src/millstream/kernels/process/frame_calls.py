@@ -1,0 +1,382 @@
+"""The calls of the user's code for the rows and timers of many keys at once.
+
+======================================  ================================================================
+comes                                   when
+======================================  ================================================================
+all rows of the batch that are due      first, in one call, in their order
+the timers that are due by its end      after them: of each key the earliest, then of each the next, ...
+======================================  ================================================================
+
+A call that fails is undone, and made again by halves, the first before the second, down to one row or timer: that one is
+a dead letter. A half is given the state that the half before it left. So where the user's code is a fold over the rows of each key, which it
+is asked to be, a bad row changes nothing but that it is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from millstream.choices import did_you_mean
+from millstream.errors import MillstreamError
+from millstream.kernels.arrays import Int64s
+from millstream.kernels.errors.user_code import (
+    FAILURES,
+    HOPELESS_ROWS_MAX,
+    HOPELESS_ROWS_MIN,
+    UnusableRowError,
+    UserCode,
+    error_reason,
+)
+from millstream.kernels.frames import HASH, TIME
+from millstream.kernels.process.frame_function import FrameContext, FrameFunction
+from millstream.kernels.process.stored_keys import StateColumns
+from millstream.kernels.state.keyhash import Hashes
+
+KEY = "__key"  # UInt32: which key of the call a row is about
+TIMERS = "__timers"  # List(Datetime): the key's timers
+TIMER_ROUNDS_MAX = 10_000  # of a batch: more are a loop of timers that set themselves
+_INSTANT = pl.Datetime("us", "UTC")
+
+Method = Callable[[FrameContext, pl.DataFrame, pl.DataFrame], pl.DataFrame]
+
+
+@dataclass
+class FrameEmissions:
+    """The rows that calls have emitted to one output: in parts, one for each call."""
+
+    columns: tuple[tuple[str, pl.DataType], ...]
+    rows: list[pl.DataFrame] = field(default_factory=list)
+    times: list[Int64s] = field(default_factory=list)
+    tie_parts: list[Int64s] = field(default_factory=list)
+
+    @property
+    def times_us(self) -> Int64s:
+        return np.concatenate(self.times)
+
+    @property
+    def ties(self) -> Int64s:
+        return np.concatenate(self.tie_parts)
+
+    def frame(self) -> pl.DataFrame:
+        return pl.concat(self.rows)
+
+
+@dataclass
+class FrameKeys:
+    """The keys of a batch, by number: their columns and hashes, their state, and the event time of their last calls."""
+
+    keys: pl.DataFrame
+    state: pl.DataFrame
+    now_us: Int64s
+
+    @property
+    def hashes(self) -> Hashes:
+        found: Hashes = self.keys[HASH].to_numpy()
+        return found
+
+    def put(self, here: Int64s, state: pl.DataFrame, now_us: Int64s) -> None:
+        """Replace what is known of some keys."""
+        self.now_us[here] = now_us
+        count = self.state.height
+        if len(here) == count:
+            self.state = state
+            return
+        places = np.arange(count)
+        places[here] = count + np.arange(len(here))
+        self.state = pl.concat([self.state, state])[places]
+
+
+@dataclass
+class _Call:
+    """One call: its keys, by their numbers in the batch, the times that they are at after it, and what it emits."""
+
+    here: Int64s
+    times_us: Int64s
+    latest_us: int
+    ties: Int64s
+    floor_us: int
+    outputs: Mapping[str | None, FrameEmissions]
+    emitted: list[tuple[FrameEmissions, pl.DataFrame, Int64s, Int64s]] = field(default_factory=list)
+
+    def emit(self, rows: object, to: str | None) -> None:
+        """Take a frame of rows, if it is one of an output."""
+        output = self.outputs.get(to)
+        if output is None:
+            names = [name for name in self.outputs if name is not None]
+            raise UnusableRowError(
+                f"rows are emitted to {to!r}, and the side outputs are {', '.join(names) or '(none)'}."
+                f"{did_you_mean(str(to), names)}"
+            )
+        if not isinstance(rows, pl.DataFrame):
+            raise UnusableRowError(f"a {type(rows).__name__} is emitted, and not a frame of polars")
+        declared = [name for name, _ in output.columns]
+        if {*rows.columns} - {TIME} != {*declared, KEY}:
+            raise UnusableRowError(
+                f"a frame that is emitted has the columns {', '.join(rows.columns)}, and is declared with "
+                f"{', '.join([KEY, *declared])}"
+            )
+        numbers = key_numbers(rows, len(self.here))
+        times = self._times(rows, numbers)
+        columns = [
+            typed(rows[name], dtype, f"The column {name!r} of a frame that is emitted")
+            for name, dtype in output.columns
+        ]
+        if rows.height:
+            self.emitted.append((output, pl.DataFrame(columns), times, self.ties[numbers]))
+
+    def _times(self, rows: pl.DataFrame, numbers: Int64s) -> Int64s:
+        if TIME not in rows.columns:
+            return self.times_us[numbers]
+        given = typed(rows[TIME], pl.Int64(), f"The column {TIME!r} of a frame that is emitted")
+        if given.null_count():
+            raise UnusableRowError(f"a row is emitted whose {TIME} is null")
+        times: Int64s = given.to_numpy()
+        if len(times) and (times.min() < self.floor_us or times.max() > self.latest_us):
+            raise UnusableRowError(
+                f"a row is emitted whose {TIME} is before what was emitted already, or after the rows and timers of the call"
+            )
+        return times
+
+    def give(self) -> None:
+        """Let what was emitted be output."""
+        for output, rows, times, ties in self.emitted:
+            output.rows.append(rows)
+            output.times.append(times)
+            output.tie_parts.append(ties)
+
+
+@dataclass
+class FrameCalls:
+    """Makes the calls of one batch of one bucket.
+
+    ``until_us``: timers up to it are due. ``floor_us``: nothing is emitted with an earlier event time.
+    """
+
+    function: FrameFunction
+    code: UserCode
+    columns: StateColumns
+    keys: FrameKeys
+    outputs: Mapping[str | None, FrameEmissions]
+    until_us: int
+    floor_us: int
+    failed_rows: list[tuple[int, str]] = field(default_factory=list)
+    failed_timers: list[tuple[Mapping[str, Any], int, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.has_timers = self.function.defines("on_timers")
+        self._tie_of = -(self.keys.hashes >> np.uint64(1)).astype(np.int64) - 1
+        self._types = {name: one.stored_dtype for name, one in self.columns.states}
+        if self.has_timers:
+            self._types[TIMERS] = pl.List(_INSTANT)
+
+    def rows(self, rows: pl.DataFrame, names: Sequence[str], numbers: Int64s) -> None:
+        """Make the calls for rows, with ``__time``; ``numbers`` are those of their keys."""
+        times = rows[TIME].to_numpy()
+        table = rows[[*names, TIME]]
+
+        def one(start: int, end: int) -> BaseException | None:
+            return self._made(
+                self.function.on_rows, table[start:end], numbers[start:end], times[start:end]
+            )
+
+        self._by_halves(one, rows, lambda at, reason: self.failed_rows.append((at, reason)))
+
+    def timers(self) -> None:
+        """Make the calls for the timers that are due: of each key the earliest, and again until none is."""
+        rounds = 0
+        while self.has_timers:
+            first = self.keys.state[TIMERS].list.first().dt.timestamp("us")
+            here = np.flatnonzero((first <= self.until_us).fill_null(value=False).to_numpy())
+            if not len(here):
+                return
+            self._timers(here, first[here].to_numpy())
+            rounds += 1
+            if rounds > TIMER_ROUNDS_MAX:
+                loop = UnusableRowError(
+                    f"more than {TIMER_ROUNDS_MAX:,} timers of a key have fired in one batch: a timer sets another that "
+                    "is not after it"
+                )
+                raise self.code.refusal(loop, self._timer_rows(here), 0)
+
+    def _timers(self, here: Int64s, at_us: Int64s) -> None:
+        """Make the calls for one timer of each of some keys, which they have no more."""
+        rest = self.keys.state[here].with_columns(pl.col(TIMERS).list.slice(1))
+        self.keys.put(here, rest, self.keys.now_us[here])
+        times = np.maximum(at_us, self.keys.now_us[here])
+        shown = pl.DataFrame({"time": pl.Series(at_us).cast(_INSTANT), TIME: times})
+
+        def one(start: int, end: int) -> BaseException | None:
+            return self._made(
+                self.function.on_timers, shown[start:end], here[start:end], times[start:end]
+            )
+
+        def failed(at: int, reason: str) -> None:
+            key = self.keys.keys.drop(HASH).row(int(here[at]), named=True)
+            self.failed_timers.append((key, int(at_us[at]), reason))
+
+        self._by_halves(one, self._timer_rows(here).hstack(shown[["time"]]), failed)
+
+    def _timer_rows(self, here: Int64s) -> pl.DataFrame:
+        rows: pl.DataFrame = self.keys.keys.drop(HASH)[here]
+        return rows
+
+    def _by_halves(
+        self,
+        one: Callable[[int, int], BaseException | None],
+        table: pl.DataFrame,
+        failed: Callable[[int, str], None],
+    ) -> None:
+        """Call for a range, and where that fails for its halves.
+
+        Raises:
+            UserCodeError: a row fails and failing rows are to stop the job, or all of many do.
+        """
+        ranges, failures = [(0, table.height)], 0
+        while ranges:
+            start, end = ranges.pop()
+            error = one(start, end) if end > start else None
+            if error is None:
+                continue
+            if end - start > 1:
+                middle = (start + end) // 2
+                ranges += [(middle, end), (start, middle)]
+                continue
+            failures += 1
+            if self.code.on_error == "stop":
+                raise self.code.refusal(error, table, start)
+            many = min(max(table.height, HOPELESS_ROWS_MIN + 1), HOPELESS_ROWS_MAX)
+            if failures == start + 1 == many:
+                raise self.code.refusal(error, table, start, hopeless=True)
+            failed(start, error_reason(error))
+
+    def _made(
+        self, method: Method, given: pl.DataFrame, numbers: Int64s, times: Int64s
+    ) -> BaseException | None:
+        """Make a call; return the error with which it failed, and then nothing has changed."""
+        present = np.zeros(len(self.keys.now_us), np.bool_)
+        present[numbers] = True
+        here = np.flatnonzero(present)
+        mine = (np.cumsum(present) - 1)[numbers]
+        now_us = np.empty(len(here), np.int64)
+        now_us[mine] = times  # of several rows of a key, that of the last stays
+        call = _Call(
+            here, now_us, int(times.max()), self._tie_of[here], self.floor_us, self.outputs
+        )
+        frame = given.insert_column(0, pl.Series(KEY, mine, pl.UInt32))
+        try:
+            returned = method(FrameContext(call.emit), frame, self._shown(here))
+            state = self._state(returned, len(here))
+        except MillstreamError:
+            raise
+        except FAILURES as error:
+            return error
+        call.give()
+        self.keys.put(here, state, now_us)
+        return None
+
+    def _shown(self, here: Int64s) -> pl.DataFrame:
+        """Return the state of some keys as the user's code sees it."""
+        whole = len(here) == self.keys.state.height
+        keys, state = (
+            (self.keys.keys, self.keys.state)
+            if whole
+            else (self.keys.keys[here], self.keys.state[here])
+        )
+        number = pl.Series(KEY, np.arange(len(here)), pl.UInt32)
+        return pl.DataFrame([number, *keys.drop(HASH).get_columns(), *state.get_columns()])
+
+    def _state(self, returned: object, count: int) -> pl.DataFrame:
+        """Return the new state of the keys of a call, in their order, from what the user's code returned."""
+        if not isinstance(returned, pl.DataFrame):
+            raise UnusableRowError(
+                f"a {type(returned).__name__} is returned, and not the frame of the new state"
+            )
+        missing = [name for name in (KEY, *self._types) if name not in returned.columns]
+        if missing:
+            raise UnusableRowError(
+                f"the state that is returned has no column {', '.join(missing)}; it has {', '.join(returned.columns)}"
+            )
+        numbers = key_numbers(returned, count)
+        if np.bincount(numbers).max(initial=0) > 1:
+            raise UnusableRowError(
+                "the state that is returned has several rows of one key. Aggregate them by __key"
+            )
+        made = [
+            typed(returned[name], dtype, f"The state {name!r}")
+            for name, dtype in self._types.items()
+        ]
+        state = pl.DataFrame(made)
+        self._check_maps(state)
+        if self.has_timers:
+            state = state.with_columns(pl.col(TIMERS).list.drop_nulls().list.unique().list.sort())
+        return with_defaults(_placed(state, numbers, count), self.columns)
+
+    def _check_maps(self, state: pl.DataFrame) -> None:
+        for name in (name for name, one in self.columns.states if one.kind == "map"):
+            keys = state[name].list.eval(pl.element().struct.field("key"))
+            if (keys.list.n_unique() < keys.list.len()).any():
+                raise UnusableRowError(f"The state {name!r} has a key of a map twice")
+
+
+def _placed(state: pl.DataFrame, numbers: Int64s, count: int) -> pl.DataFrame:
+    """Return state in the order of keys, with nulls for those that it has no row of."""
+    if len(numbers) == count and np.array_equal(numbers, np.arange(count)):
+        return state
+    places = np.full(count, state.height, np.int64)
+    places[numbers] = np.arange(len(numbers))
+    nothing = pl.DataFrame({name: [None] for name in state.columns}, schema=state.schema)
+    placed: pl.DataFrame = pl.concat([state, nothing])[places]
+    return placed
+
+
+def with_defaults(state: pl.DataFrame, columns: StateColumns) -> pl.DataFrame:
+    """Return state in which what a key has nothing of is as it is read: a default, or an empty list."""
+    dtypes = state.schema
+    fills = [
+        pl.col(name).fill_null(
+            pl.lit(one.default, dtypes[name])
+            if one.kind == "value"
+            else pl.lit(pl.Series([[]], dtype=dtypes[name])).first()
+        )
+        for name, one in columns.states
+        if one.kind != "value" or one.default is not None
+    ]
+    if TIMERS in dtypes:
+        empty = pl.lit(pl.Series([[]], dtype=dtypes[TIMERS])).first()
+        fills.append(pl.col(TIMERS).fill_null(empty))
+    return state.with_columns(fills)
+
+
+def key_numbers(rows: pl.DataFrame, count: int) -> Int64s:
+    """Return the column ``__key``, which must number keys of the call."""
+    column = rows[KEY]
+    if not column.dtype.is_integer() or column.null_count():
+        raise UnusableRowError(
+            f"the column {KEY} is {column.dtype} with {column.null_count()} nulls"
+        )
+    numbers: Int64s = column.cast(pl.Int64).to_numpy()
+    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < count:
+        raise UnusableRowError(
+            f"the column {KEY} has {numbers.min()} to {numbers.max()}, and the call has {count} keys from 0"
+        )
+    return numbers
+
+
+def typed(column: pl.Series, dtype: pl.DataType, what: str) -> pl.Series:
+    """Return a column in a type that can hold it: numbers may become wider, and nothing is parsed."""
+    if column.dtype == dtype:
+        return column
+    numbers = column.dtype.is_integer() and dtype.is_numeric()
+    if not (numbers or column.dtype == pl.Null or (column.dtype.is_float() and dtype.is_float())):
+        raise UnusableRowError(f"{what} is {column.dtype}, and is declared as {dtype}")
+    try:
+        return column.cast(dtype, strict=True)
+    except pl.exceptions.InvalidOperationError as error:
+        raise UnusableRowError(
+            f"{what} has a value that is declared as {dtype}: {error}"
+        ) from error
