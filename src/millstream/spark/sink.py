@@ -252,7 +252,7 @@ class CommitSink:
         planned = self.planned_offset(batch_id)
         if planned is None:
             return self._ended
-        planned_s = planned["wall_ms"] / 1000
+        planned_s: float = planned["wall_ms"] / 1000
         return max(self._ended, time.monotonic() - max(0.0, time.time() - planned_s))
 
     def _behind_s(self, result: BatchResult, lag: Mapping[str, int], took_s: float) -> float | None:
