@@ -1,4 +1,4 @@
-"""A table with a column of every type that is captured, and rows of ordinary, extreme and odd values."""
+"""Tables with a column of every type that is captured, of each server, and rows of ordinary, extreme and odd values."""
 
 _COLUMNS = {
     "ti": ("TINYINT", ["-128", "127", "0"]),
@@ -52,11 +52,32 @@ _COLUMNS = {
     "gv": ("INT AS (ti + 2) VIRTUAL", ["DEFAULT", "DEFAULT", "DEFAULT"]),
 }  # fmt: skip
 
-EVERY_TYPE = f"CREATE TABLE {{}} (id INT PRIMARY KEY, {', '.join(f'{name} {kind}' for name, (kind, _) in _COLUMNS.items())})"
-ALL_VALUES = [", ".join(values[row] for _, values in _COLUMNS.values()) for row in range(3)]
-ALL_VALUES.append(
-    ", ".join(
-        values[0] if name in ("gs", "gv", "ti") else "NULL"
-        for name, (_, values) in _COLUMNS.items()
-    )
-)
+# Of MySQL: without the types that only MariaDB has, and with those that only it has.
+_OF_MYSQL = {
+    name: column for name, column in _COLUMNS.items() if name not in ("js", "uu", "i6", "i4")
+}
+_OF_MYSQL |= {
+    "js": ("JSON", ["'{\"b\": [1.5, -1, 18446744073709551615, null, true], \"a\": \"\\\\n\\\\u0000é🎉\"}'", "'[]'", "'\"é\"'"]),
+    "jn": ("JSON", ["JSON_ARRAY(1.50, 1e100, 1e-7, -0e0, CAST('2026-01-02' AS DATE))", "CONCAT('\"', REPEAT('x', 70000), '\"')", "JSON_OBJECT('t', CAST('-838:59:59' AS TIME), 'b', REPEAT(x'41', 100))"]),
+    "jm": ("JSON", ["JSON_ARRAY(CAST('2026-01-02 03:04:05.6' AS DATETIME(6)), b'101', ST_GeomFromText('POINT(1 2)'))", "'{}'", "'-2147483649'"]),
+    "vn": ("VARCHAR(30) COLLATE utf8mb4_0900_as_cs", ["'a  '", "'Ä🎉'", "''"]),
+    "vj": ("VARCHAR(30) COLLATE utf8mb4_ja_0900_as_cs", ["'日本'", "'a'", "'A'"]),
+    "vb0": ("VARCHAR(30) COLLATE utf8mb4_bin", ["'a '", "'a'", "''"]),
+}  # fmt: skip
+
+
+def _table(columns):
+    listed = ", ".join(f"{name} {kind}" for name, (kind, _) in columns.items())
+    return f"CREATE TABLE {{}} (id INT PRIMARY KEY, {listed})"
+
+
+def _rows(columns):
+    rows = [", ".join(values[row] for _, values in columns.values()) for row in range(3)]
+    nulls = [
+        values[0] if name in ("gs", "gv", "ti") else "NULL" for name, (_, values) in columns.items()
+    ]
+    return [*rows, ", ".join(nulls)]
+
+
+EVERY_TYPE = {"mariadb": _table(_COLUMNS), "mysql": _table(_OF_MYSQL)}
+ALL_VALUES = {"mariadb": _rows(_COLUMNS), "mysql": _rows(_OF_MYSQL)}

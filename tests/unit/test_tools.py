@@ -40,6 +40,7 @@ def test_what_is_missing_is_told_with_its_reason(
 ) -> None:
     there = False
     monkeypatch.setattr(tool, "S3_SERVER", Path(__file__))
+    monkeypatch.setattr(tool, "why_no_mysql", lambda: "")
     monkeypatch.setattr(tool, "WANTED", {"kcat": ("the tests with kcat", lambda: there)})
     monkeypatch.setattr(tool.os, "geteuid", lambda: 1000)
     assert "only root can install it" in tool.install()[0]
@@ -57,6 +58,21 @@ def test_what_is_missing_is_told_with_its_reason(
     assert asked == ["install", "update", "install"]
     there = True
     assert tool.install() == []
+
+
+@pytest.mark.parametrize("tool", ["services"], indirect=True)
+def test_why_there_is_no_mysql_is_told(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(tool.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(tool.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(tool.shutil, "which", lambda _: None)
+    assert "apt-get install maven" in tool.why_no_mysql()
+    (tmp_path / "millstream" / tool.MYSQL_FOLDER).mkdir(parents=True)
+    assert tool.why_no_mysql() == ""
+    monkeypatch.setattr(tool.platform, "machine", lambda: "aarch64")
+    assert "x86-64" in tool.why_no_mysql()
 
 
 @pytest.mark.parametrize("tool", ["services"], indirect=True)

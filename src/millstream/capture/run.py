@@ -358,7 +358,7 @@ def capture(
         orders.run(until="caught-up")
 
     Args:
-        url: The database: ``postgresql://user@host:5432/database``, ``mariadb://user@host:3306/database``,
+        url: The database: ``postgresql://user@host:5432/database``, ``mariadb://user@host:3306/database`` or ``mysql://…``,
             ``mongodb://user@host:27017/database`` or ``sqlite:///path/to/file``. A password in a URL is seen by others on the machine: leave it to the
             variable MILLSTREAM_CAPTURE_PASSWORD.
         tables: Which tables, with ``*`` and ``?``: ``table``, or ``schema.table`` (of PostgreSQL) or

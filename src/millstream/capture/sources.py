@@ -57,8 +57,8 @@ def source_of(
         shown = f"{scheme}://…" if scheme else "one without a scheme"
         raise ConfigError(
             f"the database to capture has a URL that is not known: {shown}. Give "
-            "postgresql://user@host:5432/database, mariadb://user@host:3306/database, mongodb://user@host:27017/database or "
-            "sqlite:///path/to/file."
+            "postgresql://user@host:5432/database, mariadb://user@host:3306/database, mysql://user@host:3306/database, "
+            "mongodb://user@host:27017/database or sqlite:///path/to/file."
         )
     password = environment.get(PASSWORD_VARIABLE)
     if not options:
@@ -79,10 +79,11 @@ def _mariadb(
     if not address.password and password is not None:
         address = replace(address, password=password)
     name = _checked_name(address.database if name is None else name)
-    found = _driven("millstream.capture.mysql.source", "MariaDB", "PyMySQL", "mysql")
+    title = "MySQL" if address.scheme == "mysql" else "MariaDB"
+    found = _driven("millstream.capture.mysql.source", title, "PyMySQL", "mysql")
     replica_id = _REPLICA_IDS + zlib.crc32(name.encode()) % (_REPLICA_IDS - 1)
     source = found.MariaDbSource(address, tables, replica_id=replica_id)
-    return FoundSource(source, name, "mariadb", address.database)
+    return FoundSource(source, name, address.scheme, address.database)
 
 
 def _mongodb(

@@ -45,7 +45,7 @@ def capture_incident(
     folder: Path | None,
     as_json: bool,
 ) -> None:
-    """Pack a batch of the app in FILE, such as one that failed, into a folder that is a test.
+    """Pack a batch of the app in FILE, by default the one that failed, into a folder that is a test.
 
     The folder has the records of the batch, the state before it, the code, and the versions of all
     libraries: `pytest FOLDER` runs the batch again, without the log and without Spark, and fails as it failed. Once

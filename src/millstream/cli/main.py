@@ -40,7 +40,7 @@ COMMANDS = {
     "compare": "Compare the views that the edited app in FILE rebuilds with those that there are.",
     "deploy": "Put the app in FILE, as it is now, in the place of what has run.",
     "rollback": "Put the version before the last deployment back: FILE as it was then.",
-    "capture-incident": "Pack a batch of the app in FILE, such as one that failed, into a folder that is a test.",
+    "capture-incident": "Pack a batch of the app in FILE, by default the one that failed, into a folder that is a test.",
     "stop": "Stop the running APP, as Ctrl-C in its terminal would: after the current batch.",
     "rescale": "Divide the state of APP into more or fewer buckets or partitions.",
     "reset": "Remove all that APP has made, so that its next run starts over from the log.",

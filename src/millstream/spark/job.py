@@ -396,8 +396,8 @@ class _Query:
     def _start(self) -> StreamingQuery:
         # For native steps that have state of Spark's own: it freezes this number in the checkpoint.
         self.spark.conf.set("spark.sql.shuffle.partitions", self.metadata.shuffle_partitions)
-        # Frames are few rows: writing and compiling code for them takes longer than to do without, in each batch.
         only_frames = not (self.plan.frames or self.plan.natives)
+        # They are few rows: writing and compiling code for them takes longer than to do without, in each batch.
         mode = "NO_CODEGEN" if only_frames else "FALLBACK"
         self.spark.conf.set("spark.sql.codegen.factoryMode", mode)
         whole_stage = self.spark.conf.get(_WHOLE_STAGE) or "true"
@@ -424,8 +424,7 @@ class _Query:
         else:
             writer = writer.trigger(processingTime="0 seconds")
         self.sink.start()
-        if only_frames:
-            self.spark.conf.set(_WHOLE_STAGE, "false")
+        self.spark.conf.set(_WHOLE_STAGE, "false" if only_frames else whole_stage)
         try:
             return writer.start()  # the query has a copy of the settings
         finally:

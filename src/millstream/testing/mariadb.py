@@ -48,28 +48,34 @@ class MariaDbServer:
         EnvironmentProblem: MariaDB is not installed, or does not start; the message has its output.
     """
 
+    title = "MariaDB"
     user = "tester"
     password = MARIADB_PASSWORD
 
     def __init__(self, **settings: str) -> None:
-        server, install = _program("mariadbd"), _program("mariadb-install-db")
-        if server is None or install is None:
-            raise EnvironmentProblem(
-                "MariaDB is not installed. Install it: on Debian and Ubuntu, apt-get install mariadb-server."
-            )
-        self._server = server
         self._process: subprocess.Popen[bytes] | None = None
-        self.settings = CAPTURE_SETTINGS | settings
-        self.folder = Path(tempfile.mkdtemp(prefix="millstream-mariadb-"))
+        self.settings = self.capture_settings() | settings
+        self.folder = Path(tempfile.mkdtemp(prefix=f"millstream-{self.title.lower()}-"))
         self.port = 0
         try:
-            self._initialise(install)
+            self._server = self._install()
             self.start()
         except BaseException:
             self.close()
             raise
 
-    def _initialise(self, install: str) -> None:
+    @classmethod
+    def capture_settings(cls) -> dict[str, str]:
+        """Return the options that capture needs."""
+        return CAPTURE_SETTINGS
+
+    def _install(self) -> str:
+        """Make an empty database; return the server's program."""
+        server, install = _program("mariadbd"), _program("mariadb-install-db")
+        if server is None or install is None:
+            raise EnvironmentProblem(
+                "MariaDB is not installed. Install it: on Debian and Ubuntu, apt-get install mariadb-server."
+            )
         done = subprocess.run(  # noqa: S603 - the system's own program
             [
                 install,
@@ -77,7 +83,7 @@ class MariaDbServer:
                 f"--datadir={self.folder / 'data'}",
                 "--auth-root-authentication-method=normal",
                 "--skip-test-db",
-                f"--user={_account()}",
+                f"--user={account()}",
             ],
             capture_output=True,
             check=False,
@@ -86,6 +92,10 @@ class MariaDbServer:
             raise EnvironmentProblem(
                 f"mariadb-install-db failed: {done.stderr.decode(errors='replace')[-2000:]}"
             )
+        self._write_users()
+        return server
+
+    def _write_users(self) -> None:
         escaped = self.password.replace("'", "''")
         (self.folder / "users.sql").write_text(
             f"CREATE USER IF NOT EXISTS {self.user}@'%' IDENTIFIED BY '{escaped}';\n"
@@ -100,7 +110,9 @@ class MariaDbServer:
         """
         for _ in range(3):  # another program may take the port between the look and the start
             self.port = self.port or free_ports(1)[0]
-            options = [f"--{name}={value}" for name, value in self.settings.items()]
+            options = [
+                f"--{name.replace('_', '-')}={value}" for name, value in self.settings.items()
+            ]
             with (self.folder / "server.log").open("wb") as log:
                 self._process = subprocess.Popen(  # noqa: S603 - the system's own program
                     [self._server, "--no-defaults", *self._places(), *options],
@@ -111,20 +123,25 @@ class MariaDbServer:
                 return
             self.port = 0
         output = (self.folder / "server.log").read_text(errors="replace")
-        raise EnvironmentProblem(f"The MariaDB server did not start: {output[-2000:]}")
+        raise EnvironmentProblem(f"The {self.title} server did not start: {output[-2000:]}")
 
     def _places(self) -> list[str]:
+        return [
+            *self._common_places(),
+            "--innodb-flush-log-at-trx-commit=2",
+            "--innodb-buffer-pool-size=32M",
+            "--innodb-log-file-size=16M",
+        ]
+
+    def _common_places(self) -> list[str]:
         return [
             f"--datadir={self.folder / 'data'}",
             f"--socket={self.folder / 'socket'}",
             f"--pid-file={self.folder / 'pid'}",
             f"--init-file={self.folder / 'users.sql'}",
-            f"--user={_account()}",
+            f"--user={account()}",
             "--bind-address=127.0.0.1",
             f"--port={self.port}",
-            "--innodb-flush-log-at-trx-commit=2",
-            "--innodb-buffer-pool-size=32M",
-            "--innodb-log-file-size=16M",
         ]
 
     def _is_listening(self, process: subprocess.Popen[bytes]) -> bool:
@@ -180,8 +197,8 @@ class MariaDbServer:
         self.close()
 
 
-def _account() -> str:
-    """Return whom the server is run as: MariaDB refuses to run as root unless told to."""
+def account() -> str:
+    """Return whom a server is run as: these refuse to run as root unless told to."""
     name = getpass.getuser()
     try:
         return pwd.getpwnam(name).pw_name

@@ -54,7 +54,7 @@ class JavaProgram:
             find_java(env)
         except EnvironmentProblem as problem:
             return str(problem)
-        if self._is_whole(self._folder(env)) or shutil.which("mvn", path=env.get("PATH")):
+        if self._is_whole(self.folder(env)) or shutil.which("mvn", path=env.get("PATH")):
             return ""
         return f"Maven (mvn), which fetches {self.title}, is not installed: on Debian, apt install maven"
 
@@ -64,7 +64,7 @@ class JavaProgram:
         Raises:
             EnvironmentProblem: Maven is not installed, or could not fetch them; the message has its output.
         """
-        folder = self._folder(env)
+        folder = self.folder(env)
         if self._is_whole(folder):
             return folder
         missing = self.why_not(env)
@@ -98,7 +98,8 @@ class JavaProgram:
             output = (done.stdout + done.stderr).decode(errors="replace")[-1000:]
             raise EnvironmentProblem(f"Maven could not fetch {self.title}: {output}")
 
-    def _folder(self, env: Mapping[str, str]) -> Path:
+    def folder(self, env: Mapping[str, str] = os.environ) -> Path:
+        """Return where the jars are, or will be."""
         cache = env.get("XDG_CACHE_HOME") or str(
             Path(env.get("HOME") or "~").expanduser() / ".cache"
         )

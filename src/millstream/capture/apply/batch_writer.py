@@ -22,7 +22,10 @@ from millstream.errors import ConfigError, ConflictError
 # What makes the source log whole rows, so that compaction takes no value.
 _WHOLE_ROWS = {
     "postgresql": "Give the table REPLICA IDENTITY FULL, or capture it",
-    "mariadb": "Have the sessions that change it leave binlog_row_image as FULL, or capture it",
+    **dict.fromkeys(
+        ("mariadb", "mysql"),
+        "Have the sessions that change it leave binlog_row_image as FULL, or capture it",
+    ),
 }
 GATHERED_MAX = 10_000  # changes of all tables that are held in memory
 

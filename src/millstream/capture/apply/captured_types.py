@@ -63,7 +63,7 @@ class CapturedType:
 def captured_type(connector: str, column: Mapping[str, Any]) -> CapturedType:
     """Return the type of a column of a definition; ``connector`` is the kind of database."""
     native = str(column["type"])
-    if connector == "mariadb":
+    if connector in ("mariadb", "mysql"):
         return _of_mariadb(native)
     if connector == "sqlite":
         return CapturedType(_affinity(native), native)

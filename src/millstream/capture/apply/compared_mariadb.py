@@ -35,7 +35,7 @@ class ComparedMariaDb:
         self._chunk_rows = chunk_rows
         self._session = MariaDbSession(address)
         try:
-            self._place = begin_snapshot(self._session)
+            self._place = begin_snapshot(self._session, [])
             self._last = self._sequences()
         except BaseException:
             self._session.close()

@@ -38,6 +38,11 @@ def compared_source_of(
         address = found.source.address  # type: ignore[attr-defined]
         postgres = import_module("millstream.capture.apply.compared_postgres")
         return lambda: postgres.ComparedPostgres(address, wanted)
+    if scheme == "mysql":
+        raise ConfigError(
+            "copies of MySQL are not compared yet: a snapshot of all tables at one place would lock them. Compare tables by "
+            "hand, or have the capture read a table again (--resnapshot)."
+        )
     if scheme in MARIADB_SCHEMES:
         source_of(url, ("*",), "reconcile", environment)
         given = mariadb_address(url)

@@ -1,4 +1,4 @@
-"""Capture from MariaDB: the binary log, decoded here, and chunked snapshots.
+"""Capture from MariaDB and MySQL: the binary log, decoded here, and chunked snapshots.
 
 ``decoder`` turns the bytes of the log into events, without a connection: ``table_map`` and ``values`` say how
 a row is laid out, ``row_images`` reads it. ``source`` reads a server. What is asked of the server, and what

@@ -32,6 +32,24 @@ _CODECS = {
     "koi8r": "koi8-r",
 }
 
+# Of statements only: not each letter of a value is the server's.
+_OF_SESSIONS = {
+    "big5": "big5",
+    "cp866": "cp866",
+    "cp932": "cp932",
+    "euckr": "euc_kr",
+    "gb18030": "gb18030",
+    "gb2312": "gb2312",
+    "gbk": "gbk",
+    "greek": "iso8859-7",
+    "hebrew": "iso8859-8",
+    "koi8u": "koi8-u",
+    "latin7": "iso8859-13",
+    "sjis": "shift_jis",
+    "tis620": "tis-620",
+    "ujis": "euc_jp",
+}
+
 UTF8_CHARSETS = frozenset(("utf8", "utf8mb3", "utf8mb4"))
 # Where a byte below 128 is the letter that it is in ASCII.
 ASCII_CHARSETS = frozenset(("latin1", *_CODECS)) - {"ucs2", "utf16", "utf16le", "utf32"}
@@ -73,6 +91,16 @@ def text_decoder(charset: str, column: str) -> TextDecoder:
             ) from error
 
     return decode
+
+
+def statement_text(data: bytes, charset: str) -> str:
+    """Return a statement in the character set of the session that gave it; what is no text in it is U+FFFD.
+
+    Names in it are read, and texts passed over. So every set that a session may have will do whose letters Python knows.
+    """
+    if charset == "latin1":
+        return _decode_latin1(data)
+    return data.decode(_CODECS.get(charset) or _OF_SESSIONS.get(charset, "ascii"), "replace")
 
 
 def is_supported(charset: str) -> bool:

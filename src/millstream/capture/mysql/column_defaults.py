@@ -48,7 +48,9 @@ class ColumnDefaults:
         # After them: a table that is altered in between has its statement in the log before this place, and is forgotten.
         position = current_position(self._session)
         for name, columns in read.items():
-            literal = {column.name: _value(column) for column in columns}
+            # MySQL writes a default without quotes, so that a text is not told from an expression.
+            is_read = not self._session.is_mysql
+            literal = {column.name: _value(column) for column in columns} if is_read else {}
             self._known[name] = _Known(
                 position,
                 {column: value for column, value in literal.items() if value is not _UNKNOWN},

@@ -389,12 +389,17 @@ def enums(size: int, labels: Sequence[str]) -> ColumnEncoder:
 
 
 def one_by_one(read: ValueReader) -> ColumnEncoder:
-    """Texts of which ``read`` makes each by itself."""
+    """Texts of which ``read`` makes each by itself, of values of a fixed size."""
+    return made_of_bytes(lambda data: read(BinlogBuffer(data)))
+
+
+def made_of_bytes(text_of: Callable[[bytes], str]) -> ColumnEncoder:
+    """Texts, each made of the bytes of a value."""
 
     def encode(cells: Cells) -> Fragments:
         there = (cells.lengths >= 0).tolist()
         shown = [
-            encode_basestring(read(BinlogBuffer(data))).encode() if is_there else b"null"
+            encode_basestring(text_of(data)).encode() if is_there else b"null"
             for data, is_there in zip(cells.gathered().to_pylist(), there, strict=True)
         ]
         return Fragments(pa.array(shown, pa.binary()))

@@ -2,7 +2,7 @@
 
 An event that is not known stops the decoding with an error; none is skipped, except those listed in
 ``_WITHOUT_CHANGES``, which change no row. Layouts: MySQL's "Replication Protocol" and MariaDB's
-"Replication Protocol" pages.
+"Replication Protocol" pages; of MySQL's GTIDs ``Gtid_event`` in its ``control_events.h``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
+from uuid import UUID
 
 from millstream.capture.mysql.buffer import BinlogBuffer
+from millstream.capture.mysql.charsets import statement_text
 from millstream.capture.mysql.row_images import RowChange, read_row_changes
 from millstream.capture.mysql.table_map import TableMap, read_table_map
 from millstream.errors import ConfigError, CorruptionError
@@ -23,7 +25,11 @@ _DESCRIBED_MAX = 1000  # descriptions of tables that are kept, as each statement
 
 _QUERY, _ROTATE, _FORMAT_DESCRIPTION, _XID, _TABLE_MAP = 2, 4, 15, 16, 19
 _XA_PREPARE, _GTID, _QUERY_COMPRESSED = 38, 162, 165
+_MYSQL_GTID, _ANONYMOUS_GTID = 33, 34
 _INCIDENT = 26
+# What the status of a statement has before the character set, and its size in bytes: flags, the mode of SQL, increments.
+_STATUS_SIZES = {0: 4, 1: 8, 3: 4}
+_STATUS_CHARSET, _STATUS_CATALOG = 4, 6
 
 _Op: TypeAlias = Literal["c", "u", "d"]
 # Type of a row event: what it does, its version, and whether its rows are compressed.
@@ -42,8 +48,15 @@ _ROWS: dict[int, tuple[_Op, int, bool]] = {
     171: ("d", 2, True),
 }
 # Stop, intvar, rand and user variable (the statement that they belong to is an event of its own), heartbeat,
-# rows query, annotate rows, binlog checkpoint, gtid list, start encryption.
-_WITHOUT_CHANGES = frozenset((3, 5, 13, 14, 27, 29, 160, 161, 163, 164))
+# rows query, previous gtids, annotate rows, binlog checkpoint, gtid list, start encryption.
+_WITHOUT_CHANGES = frozenset((3, 5, 13, 14, 27, 29, 35, 160, 161, 163, 164))
+_REFUSED = {
+    36: "of group replication",
+    37: "of group replication",
+    39: "a row with parts of a JSON document: set binlog_row_value_options to '' in the server and in its sessions",
+    40: "a compressed transaction: set binlog_transaction_compression to OFF in the server and in its sessions",
+    42: "a transaction whose GTID has a tag: use GTIDs without tags",
+}
 _HEARTBEATS = frozenset((27,))
 
 FL_STANDALONE, FL_DDL, FL_PREPARED_XA, FL_COMPLETED_XA = 1, 32, 64, 128
@@ -85,6 +98,20 @@ class GlobalTransactionId:
 
     def __str__(self) -> str:
         return f"{self.domain}-{self.server_id}-{self.sequence}"
+
+
+@dataclass(frozen=True, slots=True)
+class MySqlTransactionId:
+    """A transaction of MySQL begins, or a statement that is one of its own: the first event after it says which.
+
+    ``source``: the UUID of the server that it was first committed on; empty while GTIDs are off.
+    """
+
+    source: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +177,7 @@ BinlogContent: TypeAlias = (
     FormatDescription
     | Rotation
     | GlobalTransactionId
+    | MySqlTransactionId
     | Statement
     | Commit
     | XaPrepared
@@ -176,6 +204,7 @@ class BinlogDecoder:
         self._charsets = charsets
         self._wanted = wanted
         self._checksum = checksum
+        self._of_mysql = False  # until a format description says so
         self._tables: dict[int, TableMap | None] = {}
         self._described: dict[bytes, TableMap | None] = {}
 
@@ -213,8 +242,11 @@ class BinlogDecoder:
         self._tables.clear()
         if self._checksum:
             self._body(event)
-        version = event[_HEADER_SIZE + 2 : _HEADER_SIZE + 52]
-        return FormatDescription(version.rstrip(b"\0").decode("ascii", "replace"))
+        version = (
+            event[_HEADER_SIZE + 2 : _HEADER_SIZE + 52].rstrip(b"\0").decode("ascii", "replace")
+        )
+        self._of_mysql = "mariadb" not in version.lower()
+        return FormatDescription(version)
 
     def _body(self, event: bytes) -> bytes:
         if not self._checksum:
@@ -235,11 +267,13 @@ class BinlogDecoder:
             return Skipped(heartbeat=header.type in _HEARTBEATS)
         simple: dict[int, Callable[[bytes], BinlogContent]] = {
             _TABLE_MAP: self._table_map,
-            _QUERY: _statement,
-            _QUERY_COMPRESSED: _compressed_statement,
+            _QUERY: self._statement,
+            _QUERY_COMPRESSED: lambda body: self._statement(body, compressed=True),
             _ROTATE: _rotation,
             _XID: lambda _: Commit(),
-            _XA_PREPARE: lambda _: XaPrepared(),
+            _XA_PREPARE: _xa_prepare,
+            _MYSQL_GTID: _mysql_gtid,
+            _ANONYMOUS_GTID: lambda _: MySqlTransactionId("", 0),
         }
         if header.type == _GTID:
             return _gtid(header, body)
@@ -249,9 +283,9 @@ class BinlogDecoder:
             raise CorruptionError(
                 "the server says that its binary log lacks changes (an incident). Take a new snapshot."
             )
+        what = _REFUSED.get(header.type, "which capture does not know, and skips none")
         raise ConfigError(
-            f"the binary log has an event of type {header.type}, which capture does not know, and skips none. "
-            "MySQL's compressed transactions, partial JSON and GTIDs are not supported."
+            f"the binary log has an event of type {header.type}, {what}. Capture into a new prefix, from a new snapshot."
         )
 
     def _table_map(self, body: bytes) -> BinlogContent:
@@ -259,7 +293,9 @@ class BinlogDecoder:
         if about not in self._described:
             if len(self._described) >= _DESCRIBED_MAX:
                 self._described.clear()
-            self._described[about] = read_table_map(body, self._charsets, self._wanted)
+            self._described[about] = read_table_map(
+                body, self._charsets, self._wanted, of_mysql=self._of_mysql
+            )
         table = self._described[about]
         self._tables[int.from_bytes(body[:6], "little")] = table
         return Skipped() if table is None else table
@@ -275,6 +311,17 @@ class BinlogDecoder:
             )
         table = self._tables[number]
         return Skipped() if table is None else RowsEvent(table, body, op, version, compressed)
+
+    def _statement(self, body: bytes, *, compressed: bool = False) -> Statement:
+        reader = BinlogBuffer(body)
+        reader.take(8)
+        database_size = reader.little(1)
+        reader.take(2)
+        charset = self._charsets.get(_session_charset(reader.take(reader.little(2))), "utf8mb4")
+        database = reader.take(database_size).decode("utf-8", "replace")
+        reader.take(1)
+        text = decompress(reader.rest()) if compressed else reader.rest()
+        return Statement(database, statement_text(text, charset))
 
 
 def _after_size(reader: BinlogBuffer) -> int:
@@ -296,20 +343,30 @@ def _gtid(header: EventHeader, body: bytes) -> GlobalTransactionId:
     return GlobalTransactionId(domain, header.server_id, sequence, flags)
 
 
-def _statement(body: bytes, *, compressed: bool = False) -> Statement:
-    reader = BinlogBuffer(body)
-    reader.take(8)
-    database_size = reader.little(1)
-    reader.take(2)
-    reader.take(reader.little(2))
-    database = reader.take(database_size).decode("utf-8", "replace")
-    reader.take(1)
-    text = decompress(reader.rest()) if compressed else reader.rest()
-    return Statement(database, text.decode("utf-8", "replace"))
+def _mysql_gtid(body: bytes) -> MySqlTransactionId:
+    reader = BinlogBuffer(body, 1)
+    return MySqlTransactionId(str(UUID(bytes=reader.take(16))), reader.little(8))
 
 
-def _compressed_statement(body: bytes) -> Statement:
-    return _statement(body, compressed=True)
+def _xa_prepare(body: bytes) -> Commit | XaPrepared:
+    # A transaction of XA that is committed in one phase ends with this event, too.
+    return Commit() if body[:1] == b"\1" else XaPrepared()
+
+
+def _session_charset(status: bytes) -> int:
+    """Return the collation of the session that a statement is from, which its status says among other things; 0 if not."""
+    reader = BinlogBuffer(status)
+    while not reader.at_end:
+        kind = reader.little(1)
+        if kind == _STATUS_CHARSET:
+            return reader.little(2)
+        if kind == _STATUS_CATALOG:
+            reader.take(reader.little(1))
+        elif kind in _STATUS_SIZES:
+            reader.take(_STATUS_SIZES[kind])
+        else:
+            break
+    return 0
 
 
 def _decompressed_rows(reader: BinlogBuffer, images: int) -> BinlogBuffer:

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 
 from millstream.capture.mysql.charsets import is_supported
 from millstream.capture.mysql.session import MariaDbSession
-from millstream.capture.mysql.table_schema import SUPPORTED_TYPES, TableSchema, read_schema
+from millstream.capture.mysql.table_schema import (
+    SUPPORTED_TYPES,
+    TableSchema,
+    quote_name,
+    read_schema,
+)
 from millstream.errors import ConfigError
 
 _VARIABLES = {
@@ -16,7 +21,27 @@ _VARIABLES = {
     "binlog_row_image": ("FULL", "rows are logged without the columns that did not change"),
     "binlog_row_metadata": ("FULL", "rows are logged without the names of their columns"),
 }
-_OLDEST = (10, 5)
+# Of MySQL alone, and not of each release.
+_MYSQL_VARIABLES = {
+    "binlog_row_value_options": ("", "rows are logged with parts of JSON documents"),
+    "binlog_transaction_compression": ("OFF", "transactions are compressed, which is not read"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A kind of server: its name, the oldest release that is captured, its section of a configuration."""
+
+    title: str
+    oldest: tuple[int, ...]
+    section: str
+
+
+_WITHOUT_HIDDEN_COLUMNS = (8, 0, 18)  # by its source: Replicated_columns_view
+_KINDS = {
+    "mariadb": _Kind("MariaDB", (10, 5), "mariadb"),
+    "mysql": _Kind("MySQL", (8, 0, 15), "mysqld"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,35 +62,49 @@ def refuse_faults(faults: list[PreflightFault], server: str) -> None:
         ConfigError: there are.
     """
     if faults:
-        listed = "\n".join(f"  {number}. {fault}" for number, fault in enumerate(faults, 1))
+        once = dict.fromkeys(map(str, faults))
+        listed = "\n".join(f"  {number}. {fault}" for number, fault in enumerate(once, 1))
         raise ConfigError(f"{server} cannot be captured as it is:\n{listed}")
 
 
 def server_faults(session: MariaDbSession) -> list[PreflightFault]:
     """Return what is wrong with the server's settings or the user's privileges."""
-    version = str(session.value("SELECT VERSION()"))
-    if "mariadb" not in version.lower():
-        return [
-            PreflightFault(
-                f"the server is no MariaDB ({version}): MySQL gives no position with a snapshot",
-                "capture a MariaDB server of release 10.5 or later",
-            )
-        ]
-    numbers = tuple(int(part) for part in version.partition("-")[0].split(".")[:2])
-    if numbers < _OLDEST:
-        return [PreflightFault(f"the server is MariaDB {version}", "upgrade it to 10.5 or later")]
-    return [*_log_faults(session), *_replica_faults(session), *_privilege_faults(session)]
+    version, scheme = session.version, "mysql" if session.is_mysql else "mariadb"
+    kind = _KINDS[scheme]
+    if session.address.scheme != scheme:
+        what = f"the server is {kind.title} {version}, and the URL begins with {session.address.scheme}://"
+        return [PreflightFault(what, f"give {scheme}://…")]
+    if session.release < kind.oldest:
+        oldest = ".".join(map(str, kind.oldest))
+        what = f"the server is {kind.title} {version}"
+        return [PreflightFault(what, f"upgrade it to {oldest} or later")]
+    faults = [*_log_faults(session, kind.section), *_replica_faults(session)]
+    faults += _name_faults(session, kind.section)
+    return [*faults, *_privilege_faults(session)]
 
 
-def _log_faults(session: MariaDbSession) -> Iterator[PreflightFault]:
+def _name_faults(session: MariaDbSession, section: str) -> Iterator[PreflightFault]:
+    if session.value("SELECT @@global.lower_case_table_names") == "2":
+        yield PreflightFault(
+            "lower_case_table_names is 2: the log does not have names as the tables have them",
+            f"put lower_case_table_names=1 into the section [{section}] of a new server's configuration, or run it on Linux",
+        )
+
+
+def _log_faults(session: MariaDbSession, section: str) -> Iterator[PreflightFault]:
     if session.value("SELECT @@global.log_bin") != "1":
         yield PreflightFault(
             "the binary log is off",
-            "put log_bin and a server_id into the section [mariadb] of its configuration, and restart it",
+            f"put log_bin and a server_id into the section [{section}] of its configuration, and restart it",
         )
         return
-    for name, (wanted, why) in _VARIABLES.items():
-        found = session.value(f"SELECT @@global.{name}")
+    there = {
+        str(name): str(value)
+        for name, value in session.rows("SHOW GLOBAL VARIABLES LIKE 'binlog%'")
+    }
+    asked = _VARIABLES | (_MYSQL_VARIABLES if session.is_mysql else {})
+    for name, (wanted, why) in asked.items():
+        found = there.get(name, wanted if name in _MYSQL_VARIABLES else "not there")
         if found != wanted:
             yield PreflightFault(
                 f"{name} is {found}: {why}",
@@ -78,25 +117,36 @@ def _replica_faults(session: MariaDbSession) -> Iterator[PreflightFault]:
     if session.value("SELECT @@global.log_slave_updates") == "1":
         return
     # The threads of replication are seen with PROCESS only, which a reader does not have.
-    running = session.rows("SHOW GLOBAL STATUS LIKE 'Slaves_running'")
-    if running[0][1] != "0" or session.value("SELECT @@global.gtid_slave_pos"):
-        yield PreflightFault(
-            "the server is a replica and does not log what it replicates (log_slave_updates is OFF)",
-            "put log_slave_updates=ON into its configuration and restart it, or capture the primary",
-        )
+    if session.is_mysql:
+        replicates = "the server may be a replica"  # which it is, it tells to others
+    else:
+        running = session.rows("SHOW GLOBAL STATUS LIKE 'Slaves_running'")
+        if running[0][1] == "0" and not session.value("SELECT @@global.gtid_slave_pos"):
+            return
+        replicates = "the server is a replica"
+    yield PreflightFault(
+        f"{replicates} and does not log what it replicates (log_slave_updates is OFF)",
+        "put log_slave_updates=ON into its configuration and restart it, or capture the primary",
+    )
+
+
+def _grants(session: MariaDbSession) -> list[str]:
+    """Return what the user, and the roles that it has taken, may do."""
+    role = "NONE" if not session.is_mysql else str(session.value("SELECT CURRENT_ROLE()"))
+    using = "" if role == "NONE" else f" FOR CURRENT_USER() USING {role}"
+    return [str(row[0]) for row in session.rows(f"SHOW GRANTS{using}")]
 
 
 def _privilege_faults(session: MariaDbSession) -> Iterator[PreflightFault]:
-    grants = " ".join(str(row[0]).upper() for row in session.rows("SHOW GRANTS"))
+    grants = " ".join(_grants(session)).upper()
+    status = "REPLICATION CLIENT" if session.is_mysql else "BINLOG MONITOR"
     for privilege, why in (
         ("REPLICATION SLAVE", "read the binary log"),
-        ("BINLOG MONITOR", "ask where the binary log is"),
+        (status, "ask where the binary log is"),
     ):
         if "ALL PRIVILEGES ON *.*" not in grants and privilege not in grants:
-            user = session.value("SELECT CURRENT_USER()")
-            yield PreflightFault(
-                f"{user} may not {why}", f"GRANT {privilege} ON *.* TO {_quoted_user(str(user))}"
-            )
+            user = _user(session)
+            yield PreflightFault(f"{user} may not {why}", f"GRANT {privilege} ON *.* TO {user}")
 
     if "SELECT (" in grants:
         yield PreflightFault(
@@ -105,9 +155,32 @@ def _privilege_faults(session: MariaDbSession) -> Iterator[PreflightFault]:
         )
 
 
-def _quoted_user(user: str) -> str:
-    name, _, host = user.rpartition("@")
+def _user(session: MariaDbSession) -> str:
+    name, _, host = str(session.value("SELECT CURRENT_USER()")).rpartition("@")
     return f"'{name}'@'{host}'"
+
+
+_DATABASE_GRANT = re.compile(r"GRANT (.*?) ON (?:\*|`((?:[^`]|``)*)`)\.\* TO ", re.DOTALL)
+
+
+def _lock_faults(session: MariaDbSession, database: str) -> Iterator[PreflightFault]:
+    """Yield that a snapshot of MySQL cannot be tied to the log: privileges on a database are for names with % and _."""
+    for grant in _grants(session):
+        found = _DATABASE_GRANT.match(grant)
+        if found is None or not {"LOCK TABLES", "ALL PRIVILEGES"} & {*found[1].split(", ")}:
+            continue
+        if found[2] is None or re.fullmatch(_as_expression(found[2]), database, re.IGNORECASE):
+            return
+    user = _user(session)
+    what = f"{user} may not lock tables of {database}, for the moment in which a snapshot is taken"
+    yield PreflightFault(what, f"GRANT LOCK TABLES ON {quote_name(database)}.* TO {user}")
+
+
+def _as_expression(pattern: str) -> str:
+    """Return a regular expression of a database's name in a grant."""
+    wild = {"%": ".*", "_": "."}
+    parts = re.findall(r"\\.|.", pattern.replace("``", "`"), re.DOTALL)
+    return "".join(wild.get(part) or re.escape(part[-1]) for part in parts)
 
 
 def table_names(
@@ -127,6 +200,8 @@ def table_faults(session: MariaDbSession, database: str, table: str) -> list[Pre
     if not schema.columns:
         return []
     return [
+        *(_lock_faults(session, database) if session.is_mysql else ()),
+        *(_index_faults(session, schema) if session.is_mysql else ()),
         *_kind_faults(session, schema),
         *_column_faults(schema),
         *_cascade_faults(session, schema),
@@ -153,6 +228,22 @@ def _kind_faults(session: MariaDbSession, schema: TableSchema) -> Iterator[Prefl
         yield PreflightFault(
             f"{schema.name} has no primary key: its rows cannot be told apart",
             f"ALTER TABLE {schema.quoted} ADD COLUMN id BIGINT UNSIGNED AUTO_INCREMENT PRIMARY KEY",
+        )
+
+
+def _index_faults(session: MariaDbSession, schema: TableSchema) -> Iterator[PreflightFault]:
+    if session.release >= _WITHOUT_HIDDEN_COLUMNS:
+        return
+    found = session.value(
+        "SELECT INDEX_NAME FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s "
+        "AND EXPRESSION IS NOT NULL",
+        (schema.database, schema.table),
+    )
+    if found is not None:
+        yield PreflightFault(
+            f"{schema.name} has the index {found} on an expression, for which MySQL {session.version} describes a hidden "
+            "column in the log",
+            f"ALTER TABLE {schema.quoted} DROP INDEX {quote_name(str(found))}, and index a generated column",
         )
 
 
@@ -193,6 +284,6 @@ def _cascade_faults(session: MariaDbSession, schema: TableSchema) -> Iterator[Pr
         rules = _CASCADES.findall(ending)
         if rules:
             yield PreflightFault(
-                f"{schema.name} has the foreign key {name} {' '.join(rules)}, whose changes MariaDB does not log",
+                f"{schema.name} has the foreign key {name} {' '.join(rules)}, whose changes the server does not log",
                 f"ALTER TABLE {schema.quoted} DROP FOREIGN KEY `{name}`, and add it again without it",
             )

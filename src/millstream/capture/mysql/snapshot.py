@@ -1,22 +1,36 @@
-"""Chunks of a snapshot: each a short transaction, at a place in the binary log that the server tells.
+"""Chunks of a snapshot: each a short transaction, at a known place in the binary log.
 
 MariaDB's ``START TRANSACTION WITH CONSISTENT SNAPSHOT`` gives a snapshot of InnoDB and, as
 ``binlog_snapshot_file`` and ``binlog_snapshot_position``, the end of the last transaction that is in it
 (mariadb.com/kb, "Enhancements for START TRANSACTION WITH CONSISTENT SNAPSHOT"). No row and no table is locked; while a
 chunk is read, an ALTER of its table waits.
+
+MySQL tells no place with a snapshot: a transaction is in its binary log before InnoDB has committed it. So a second session
+holds ``LOCK TABLES … READ`` while the snapshot is taken and the place is read. It gets the lock when each transaction that
+wrote the table has ended, commit and all, and no other may write it until then: of this table the snapshot has what the log
+has up to the place, and nothing more. It waits a second at most (``lock_wait_timeout``), in which writers of the table
+wait with it. If capture stands still while it holds the lock, the server ends that session after ``LOCKED_S_MAX``, and the
+chunk is read again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from millstream.capture.mysql.session import MariaDbSession, TableAlteredError
+from millstream.capture.mysql.session import (
+    LOCK_WAIT_TIMEOUT,
+    WAIT_TIMEOUT_S,
+    MariaDbSession,
+    TableAlteredError,
+    TableInUseError,
+)
 from millstream.capture.mysql.snapshot_rows import snapshot_block
 from millstream.capture.mysql.table_schema import TableSchema, read_schema
 from millstream.capture.units import RowBlock, TableChange
 
+LOCKED_S_MAX = 5  # of MySQL: after which the server takes a lock back that is held for no statement
 _BLOCK_ROWS_MAX = 2000  # as of row events: what is in memory once more, as JSON
 
 
@@ -75,17 +89,73 @@ class SnapshotChunk:
 
 def current_position(session: MariaDbSession) -> BinlogPosition:
     """Return where the binary log ends now."""
-    file, position = session.rows("SHOW MASTER STATUS")[0][:2]
+    renamed = session.is_mysql and session.release >= (8, 2)
+    status = "BINARY LOG" if renamed else "MASTER"
+    file, position = session.rows(f"SHOW {status} STATUS")[0][:2]
     return BinlogPosition.of(file, int(position))
 
 
-def begin_snapshot(session: MariaDbSession) -> BinlogPosition:
-    """Begin a transaction with a snapshot of all tables, and return the place in the binary log that it is at."""
+def prepared_transactions(session: MariaDbSession) -> set[tuple[Any, ...]]:
+    """Return MariaDB's transactions of XA that are prepared; none of MySQL, whose lock waits for them."""
+    return set() if session.is_mysql else set(session.rows("XA RECOVER"))
+
+
+def refuse_prepared(session: MariaDbSession, before: set[tuple[Any, ...]]) -> None:
+    """Return if none of the transactions is prepared any more that were so before the log was read.
+
+    Their rows are in no snapshot, and in the log before the place of it.
+
+    Raises:
+        TableInUseError: one is.
+    """
+    found = before & prepared_transactions(session) if before else None
+    if found:
+        raise TableInUseError(
+            f"{session.address.shown} has {len(found)} transactions of XA that were prepared before the capture began, and are "
+            "neither committed nor rolled back: no snapshot can be taken. See XA RECOVER. It is tried again."
+        )
+
+
+def begin_snapshot(session: MariaDbSession, tables: Sequence[tuple[str, str]]) -> BinlogPosition:
+    """Begin a transaction with a snapshot of tables, and return the place in the binary log that it is at.
+
+    Raises:
+        TableInUseError: of MySQL: a transaction that has written one of the tables does not end.
+    """
+    if session.is_mysql:
+        return _begin_locked(session, [TableSchema(*name, (), ()).quoted for name in tables])
     session.rows("START TRANSACTION WITH CONSISTENT SNAPSHOT")
     status = dict(session.rows("SHOW STATUS LIKE 'binlog_snapshot_%'"))
     return BinlogPosition.of(
         status["Binlog_snapshot_file"], int(status["Binlog_snapshot_position"])
     )
+
+
+def _begin_locked(session: MariaDbSession, tables: list[str]) -> BinlogPosition:
+    second = session.second
+    # A capture that stands still, or whose network is cut, unlocks nothing: the server ends a session that is silent.
+    second.rows(f"SET SESSION wait_timeout = {LOCKED_S_MAX}")
+    try:
+        _lock(second, tables)
+        session.rows("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+        for table in tables:  # from here on an ALTER waits
+            session.rows(f"SELECT 1 FROM {table} LIMIT 0")  # noqa: S608 - quoted
+        return current_position(session)
+    finally:  # an error if the lock was lost meanwhile: then the place is not known to be the snapshot's
+        second.rows("UNLOCK TABLES")
+        second.rows(f"SET SESSION wait_timeout = {WAIT_TIMEOUT_S}")
+
+
+def _lock(session: MariaDbSession, tables: list[str]) -> None:
+    try:
+        session.rows(f"LOCK TABLES {', '.join(f'{table} READ' for table in tables)}")
+    except TableAlteredError as error:
+        if error.code != LOCK_WAIT_TIMEOUT:
+            raise
+        raise TableInUseError(
+            f"{error} A transaction that has written {', '.join(tables)} has not ended for a second, so that no snapshot of it "
+            "can be taken; see performance_schema.metadata_locks. It is tried again."
+        ) from None
 
 
 def read_chunk(
@@ -108,7 +178,7 @@ def read_chunk(
         RetriableError: the server is gone.
     """
     try:
-        position = begin_snapshot(session)
+        position = begin_snapshot(session, [(database, table)])
         return next_chunk(session, position, (database, table), after, limit, where=where)
     finally:
         session.rows("ROLLBACK")
@@ -134,7 +204,7 @@ def next_chunk(
     schema = read_schema(session, *table)
     if not schema.key or (after is not None and len(after) != len(schema.key)):
         raise TableAlteredError(f"{schema.name} has another key than before. It is read again.")
-    found = session.rows(_statement(schema, after, limit, where))
+    found = session.whole_rows(_statement(schema, after, limit, where))
     width = len(schema.columns)
     last = None
     if len(found) == limit:

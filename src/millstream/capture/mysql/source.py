@@ -1,8 +1,8 @@
-"""MariaDB as a source: units of a snapshot and of the binary log, in one order.
+"""MariaDB or MySQL as a source: units of a snapshot and of the binary log, in one order.
 
 A chunk of the snapshot is read at a place P in the binary log, and given after all transactions up to P and before
 those after P. So each row of the chunk is newer than every change given before it, and older than every one after
-it: nothing has to be compared, dropped or locked, and each chunk can be read again after a crash. A table that is
+it: nothing has to be compared or dropped, and each chunk can be read again after a crash. A table that is
 added later, or whose rows a statement changed without logging them, is read in the same way, among the changes.
 
 =====================================  ==================================================================
@@ -17,9 +17,11 @@ a transaction was given in part        reads it from its beginning
 from __future__ import annotations
 
 import secrets
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from typing import Any
 
 from millstream.capture.lag import SourceLag
 from millstream.capture.mysql.address import MariaDbAddress
@@ -40,12 +42,15 @@ from millstream.capture.mysql.session import (
     BinlogStream,
     MariaDbSession,
     TableAlteredError,
+    TableInUseError,
 )
 from millstream.capture.mysql.snapshot import (
     BinlogPosition,
     SnapshotChunk,
     current_position,
+    prepared_transactions,
     read_chunk,
+    refuse_prepared,
 )
 from millstream.capture.mysql.statements import TableEffect, table_effects
 from millstream.capture.mysql.table_map import TableMap
@@ -61,18 +66,20 @@ from millstream.capture.units import (
     TableDefinition,
     UnitContent,
 )
-from millstream.errors import ConfigError, MillstreamError
+from millstream.errors import ConfigError, ConflictError, MillstreamError
 
 CHUNK_ROWS = 10_000
 _OF_THE_SERVER = frozenset(("mysql", "information_schema", "performance_schema", "sys"))
 _QUIET_TRANSACTIONS = (
     1000  # without a captured table, after which the place in the log is given alone
 )
+LOCK_PAUSE_S = 10.0  # of MySQL: writers of a table wait for a second, and not again before this
+_NO_LETTER = "\ufffd"  # in a name of a statement whose character set cannot be read
 _ATTEMPTS = 20  # to read a chunk of a table that is altered meanwhile, or a table to its end
 
 
 class MariaDbSource:
-    """Reads a MariaDB server's tables and their changes.
+    """Reads the tables of a server of MariaDB or MySQL, and their changes.
 
     Args:
         tables: Patterns: ``database.table`` or ``table``, with ``*`` and ``?``.
@@ -81,7 +88,7 @@ class MariaDbSource:
         chunk_rows: How many rows of a snapshot are read, and held in memory, at a time.
 
     Guarantees: for one thread. Nothing is written to the server, and no lock is held on it, but that an ALTER waits
-    while a chunk of its table is read.
+    while a chunk of its table is read; MySQL's writers of the table wait for the moment in which that begins.
     """
 
     def __init__(
@@ -181,6 +188,8 @@ class MariaDbSource:
         with MariaDbSession(self._address) as session:
             # The place first: a table that is created after the list was made is in the log after it.
             position, created, tracker = self._resume(session, progress)
+            server = _identity(session)
+            _refuse_other(progress, server, self._address.shown)
             tracker.add(self._check(session))
             charsets = _charsets(session)
             with BinlogStream(
@@ -196,6 +205,7 @@ class MariaDbSource:
                 run = _Run(
                     session, reader, tracker, self._wanted, self._chunk_rows, rereads=self._rereads
                 )
+                run.server = server
                 run.signals = 0 if progress is None else progress.get("signals", 0)
                 yield from run.units()
 
@@ -206,6 +216,26 @@ class MariaDbSource:
             return current_position(session), 0, TableTracker(session, {})
         position = BinlogPosition.of(progress["file"], progress["position"])
         return position, progress["created"], TableTracker(session, progress["tables"])
+
+
+def _identity(session: MariaDbSession) -> str:
+    """Return what MySQL tells a server by; MariaDB has no such."""
+    return str(session.value("SELECT @@global.server_uuid")) if session.is_mysql else ""
+
+
+def _refuse_other(progress: Progress | None, server: str, shown: str) -> None:
+    """Return if places are those of this server.
+
+    Raises:
+        ConflictError: they are of another one.
+    """
+    before = (progress or {}).get("server", server)
+    if before != server:
+        raise ConflictError(
+            f"{shown} is the server {server}, and capture read {before}: a replica that took over, a restored backup, or "
+            "another server. Places in the binary log of one mean nothing on another, and changes may be missing: capture into "
+            "a new prefix, from a new snapshot."
+        )
 
 
 def _charsets(session: MariaDbSession) -> dict[int, str]:
@@ -237,7 +267,9 @@ class _Run:
         rereads: deque[RereadRequest],
     ) -> None:
         self.signals = 0
+        self.server = ""
         self._rereads = rereads
+        self._locked_until_s = 0.0  # of the clock, before which no table is tried to be locked
         self._session = session
         self._reader = reader
         self._tracker = tracker
@@ -248,20 +280,29 @@ class _Run:
         self._defaults = ColumnDefaults(session)
         self._begun_again = False  # a table, by a change that says too little
         self._times_begun = 0
+        self._prepared: set[tuple[Any, ...]] = set()
 
     def units(self) -> Iterator[CaptureUnit]:
         left_out = [name for name in self._tracker.names() if not self._wanted(*name)]
         if left_out:
             yield self._left_out(left_out)
         self._defaults.learn(*self._tracker.names())
+        self._prepared = prepared_transactions(
+            self._session
+        )  # of others the log is read from here on
         while True:
             while self._rereads:
                 yield from self._again(self._rereads.popleft())
             pending = self._tracker.pending()
-            if pending is None:
+            if pending is None or not self._has_to_read():
                 yield from self._transactions(None)
             else:
                 yield from self._chunk(*pending)
+
+    def _has_to_read(self) -> bool:
+        """Say whether a table is to be read now."""
+        waits = self._tracker.pending() is None or time.monotonic() < self._locked_until_s
+        return bool(self._rereads) or not waits
 
     def _left_out(self, names: list[tuple[str, str]]) -> CaptureUnit:
         """Return the end of tables that the patterns do not name any more: their changes are missed from here on."""
@@ -292,6 +333,7 @@ class _Run:
         """Yield the transactions before the next chunk of a table, and the chunk."""
         state = self._tracker.state(database, table)
         try:
+            refuse_prepared(self._session, self._prepared)
             chunk = read_chunk(
                 self._session,
                 database,
@@ -300,10 +342,13 @@ class _Run:
                 self._chunk_rows,
                 where=state.get("where", ""),
             )
-        except TableAlteredError:
+        except TableAlteredError as error:
             self._attempts += 1
             if self._attempts > _ATTEMPTS:
                 raise
+            if isinstance(error, TableInUseError):
+                self._locked_until_s = time.monotonic() + LOCK_PAUSE_S
+                return
             # The log has what was done to the table.
             yield from self._transactions(current_position(self._session))
             return
@@ -350,6 +395,7 @@ class _Run:
             "position": position.position,
             "created": self._reader.created,
             "tables": self._tracker.stored(),
+            **({"server": self.server} if self.server else {}),
             **({"signals": self.signals} if self.signals else {}),
         }
 
@@ -358,8 +404,9 @@ class _Run:
         for transaction in self._reader.read(until):
             if transaction is None:
                 if until is None:
+                    self._refuse_made_anew()
                     yield CaptureUnit("progress", "", 0, iter(()), self._progress())
-                    if self._rereads:
+                    if self._has_to_read():
                         return
                 continue
             contents = self._contents(transaction)
@@ -375,8 +422,21 @@ class _Run:
                 self._quiet = 0
                 unit.progress = self._progress()
                 yield unit
-            if until is None and (self._tracker.pending() is not None or self._rereads):
+            if until is None and self._has_to_read():
                 return
+
+    def _refuse_made_anew(self) -> None:
+        """Return if the place, at which the server has nothing more, is in its log.
+
+        Raises:
+            ConflictError: it is not: the server goes on sending the files that it had, and nothing of its new ones.
+        """
+        end = current_position(self._session)
+        if end < self._reader.position:
+            raise ConflictError(
+                f"the server's binary log ends at {end}, and capture is at {self._reader.position}: it was made anew (RESET "
+                "MASTER). Changes may be missing: capture into a new prefix, from a new snapshot."
+            )
 
     def _finished(
         self, unit: CaptureUnit, first: UnitContent, others: Iterator[UnitContent]
@@ -448,6 +508,11 @@ class _Run:
                 yield from self._effect(one, statement.text)
 
     def _tables_of(self, effect: TableEffect) -> list[TableEffect]:
+        if _NO_LETTER in effect.database + effect.table:
+            return [TableEffect("unknown", effect.database, effect.table)]
+        if self._session.names_are_lower:
+            names = (effect.database.lower(), effect.table.lower())
+            effect = TableEffect(effect.kind, *names)
         if effect.kind == "drop_database":
             return [
                 TableEffect("drop", *name)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from millstream.capture.mysql import columns, values
+from millstream.capture.mysql.binary_json import document_text, read_json
 from millstream.capture.mysql.buffer import BinlogBuffer
 from millstream.capture.mysql.charsets import (
     ASCII_CHARSETS,
@@ -27,7 +28,7 @@ from millstream.errors import ConfigError
 TINY, SHORT, LONG, FLOAT, DOUBLE = 1, 2, 3, 4, 5
 LONGLONG, INT24, DATE, YEAR = 8, 9, 10, 13
 VARCHAR, BIT, TIMESTAMP2, DATETIME2, TIME2 = 15, 16, 17, 18, 19
-NEWDECIMAL, ENUM, SET, BLOB = 246, 247, 248, 252
+JSON, NEWDECIMAL, ENUM, SET, BLOB = 245, 246, 247, 248, 252
 VAR_STRING, STRING, GEOMETRY = 253, 254, 255
 
 _INTEGERS = {TINY: 1, SHORT: 2, INT24: 3, LONG: 4, LONGLONG: 8}
@@ -47,6 +48,7 @@ _METADATA_SIZES = {
     DATETIME2: 1,
     TIME2: 1,
     GEOMETRY: 1,
+    JSON: 1,
     VARCHAR: 2,
     VAR_STRING: 2,
     STRING: 2,
@@ -73,7 +75,6 @@ _REFUSED = {
     140: ("a compressed column", "ALTER TABLE … MODIFY … without COMPRESSED"),
     141: ("a compressed column", "ALTER TABLE … MODIFY … without COMPRESSED"),
     242: ("a vector", "leave the table out of the capture"),
-    245: ("JSON in MySQL's binary format", "ALTER TABLE … MODIFY … LONGTEXT"),
     GEOMETRY: ("a geometry", "leave the table out of the capture"),
 }
 _SEQUENCE = (  # the columns of a SEQUENCE, which the log has as a table without a key; its numbers are no rows
@@ -116,13 +117,18 @@ class TableMap:
 
 
 def read_table_map(
-    body: bytes, charsets: Mapping[int, str], wanted: Callable[[str, str], bool]
+    body: bytes,
+    charsets: Mapping[int, str],
+    wanted: Callable[[str, str], bool],
+    *,
+    of_mysql: bool = False,
 ) -> TableMap | None:
     """Return the table of a TABLE_MAP event; None if it is not wanted, or a sequence.
 
     Args:
         charsets: The character set of each of the server's collations, by its number.
         wanted: Says of a database and a table whether it is.
+        of_mysql: MySQL wrote the event, which does not count a YEAR among the columns with a sign, as MariaDB does.
 
     Raises:
         ConfigError: a column has no name in the event, or a type or character set that is not supported.
@@ -136,7 +142,10 @@ def read_table_map(
     metadata = list(_metadata(types, reader.packed_bytes(), f"{database}.{table}"))
     nullable = _bits(reader.take((len(types) + 7) // 8), len(types), lowest_first=True)
     optional = dict(_optional(reader))
-    layout = _Layout(f"{database}.{table}", types, metadata, optional, charsets)
+    with_sign = _WITH_SIGN - {YEAR} if of_mysql else _WITH_SIGN
+    layout = _Layout(
+        f"{database}.{table}", types, metadata, optional, charsets, kinds_with_sign=with_sign
+    )
     described = tuple(layout.column(*pair) for pair in enumerate(nullable))
     key = tuple(described[place].name for place in _key_columns(optional))
     if not key and tuple(column.name for column in described) == _SEQUENCE:
@@ -212,6 +221,8 @@ class _Layout:
         metadata: list[bytes],
         optional: Mapping[int, bytes],
         charsets: Mapping[int, str],
+        *,
+        kinds_with_sign: frozenset[int],
     ) -> None:
         self._table = table
         self._types = [_real_type(*pair) for pair in zip(types, metadata, strict=True)]
@@ -219,7 +230,7 @@ class _Layout:
         self._charsets = charsets
         self._names = [name.decode() for name in _texts(optional.get(_NAMES, b""))]
         self._check_names()
-        with_sign = [place for place, kind in enumerate(self._types) if kind in _WITH_SIGN]
+        with_sign = [place for place, kind in enumerate(self._types) if kind in kinds_with_sign]
         signs = _bits(optional.get(_SIGNS, b"\0" * len(types)), len(with_sign), lowest_first=False)
         self._unsigned = dict(zip(with_sign, signs, strict=True))
         texts = [place for place, kind in enumerate(self._types) if kind in _TEXTS]
@@ -312,6 +323,9 @@ def _made_format(kind: int, about: bytes) -> ColumnFormat:
         read = values.read_decimal(about[0], about[1])
         encode = columns.decimal_encoder(about[0], about[1], read)
         return ColumnFormat(read, encode, values.decimal_size(about[0], about[1]))
+    if kind == JSON:
+        encode = columns.made_of_bytes(document_text)
+        return ColumnFormat(read_json(about[0]), encode, length_size=about[0])
     if kind == BIT:
         count = about[1] * 8 + about[0]
         return ColumnFormat(values.read_bit(count), columns.bits(count), (count + 7) // 8)
@@ -339,6 +353,7 @@ _LOGGED_NAMES = {
     TIME2: "time",
     ENUM: "enum",
     SET: "set",
+    JSON: "json",
 }
 _LOGGED_AS = {
     **dict.fromkeys(("char", "varchar", "tinytext", "mediumtext", "longtext", "json"), "text"),
@@ -363,6 +378,8 @@ def is_logged_as(declared: str, logged: str) -> bool:
     found = _DECLARED.match(declared.lower())
     if found is None:
         return False
+    if logged == "json":
+        return found[1] == "json"
     name = _LOGGED_AS.get(found[1], found[1])
     digits = found[2] if name in ("decimal", "bit") else ""
     labelled = name in ("enum", "set")  # a label may be any text

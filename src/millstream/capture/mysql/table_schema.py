@@ -24,7 +24,7 @@ _AS_WRITTEN = frozenset(("date", "uuid", "inet6", "inet4"))
 _TIMES = frozenset(("time", "datetime", "timestamp"))
 SUPPORTED_TYPES = (
     _INTEGERS | _TEXTS | _BINARIES | _LABELLED | _AS_WRITTEN | _TIMES
-    | {"float", "double", "decimal", "bit"}
+    | {"float", "double", "decimal", "bit", "json"}
 )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ class SchemaColumn:
         if self.data_type in _LABELLED:
             return f"CONVERT({self.quoted} USING utf8mb4)"
         if self.data_type == "float":  # which the server would write with six digits
-            return f"CAST({self.quoted} AS DOUBLE)"
+            return f"{self.quoted} * 1e0"
         return f"{self.quoted} + 0" if self.data_type == "bit" else self.quoted
 
     @property
@@ -158,7 +158,7 @@ def read_schema(session: MariaDbSession, database: str, table: str) -> TableSche
     """Return a table as it is now; it has no columns if there is no such table."""
     rows = session.rows(
         "SELECT COLUMN_NAME, DATA_TYPE, COLUMN_TYPE, IS_NULLABLE, CHARACTER_SET_NAME, COLLATION_NAME, "
-        "COALESCE(CHARACTER_MAXIMUM_LENGTH, NUMERIC_PRECISION, 0), COLUMN_DEFAULT, IS_GENERATED "
+        "COALESCE(CHARACTER_MAXIMUM_LENGTH, NUMERIC_PRECISION, 0), COLUMN_DEFAULT, COALESCE(GENERATION_EXPRESSION, '') <> '' "
         "FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s "
         "ORDER BY ORDINAL_POSITION",
         (database, table),
@@ -178,7 +178,7 @@ def read_schema(session: MariaDbSession, database: str, table: str) -> TableSche
             row[5],
             int(row[6]),
             row[7],
-            row[8] == "ALWAYS",
+            row[8] == "1",
         )
         for row in rows
     )

@@ -7,8 +7,10 @@ end that never comes is an error.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from millstream.capture.mysql.decoder import (
     FL_DDL,
@@ -20,6 +22,7 @@ from millstream.capture.mysql.decoder import (
     EventHeader,
     FormatDescription,
     GlobalTransactionId,
+    MySqlTransactionId,
     Rotation,
     RowsEvent,
     Skipped,
@@ -32,14 +35,18 @@ from millstream.errors import ConfigError, ConflictError, CorruptionError
 
 HELD_BYTES = 64 << 20
 _GOES_ON = ("BEGIN", "RELEASE SAVEPOINT", "XA END", "XA START")
+_MADE_WITH_ROWS = re.compile(r"CREATE TABLE\b.*\bSTART TRANSACTION\s*$", re.DOTALL)
 _ENDS = ("COMMIT", "XA COMMIT", "XA ROLLBACK", "XA PREPARE")
+
+
+TransactionId: TypeAlias = GlobalTransactionId | MySqlTransactionId
 
 
 @dataclass(slots=True)
 class BinlogTransaction:
     """A transaction's tables, rows and statements, read once and to their end."""
 
-    gtid: GlobalTransactionId
+    gtid: TransactionId
     timestamp_s: int
     events: Iterator[TableMap | RowsEvent | Statement]
 
@@ -51,9 +58,13 @@ class _Group:
     held: list[TableMap | RowsEvent | Statement] = field(default_factory=list)
     size: int = 0
     ended: bool = False
+    begun: bool = False
+    """Of MySQL: its first event was a BEGIN, or what stands for one, so that it has an end."""
     given: bool = False
     """Its beginning was given on: what is rolled back cannot be taken back."""
     savepoints: dict[str, int] = field(default_factory=dict)
+    table: TableMap | None = None
+    """One whose rows it changes."""
 
 
 class TransactionReader:
@@ -104,8 +115,8 @@ class TransactionReader:
         """
         while until is None or self.position < until:
             header, content = self._event()
-            if isinstance(content, GlobalTransactionId):
-                yield from self._transaction(content, header)
+            if isinstance(content, TransactionId):
+                yield from self._transaction(self._named(content, header), header)
             elif isinstance(content, Skipped):
                 if content.heartbeat:
                     yield None
@@ -141,9 +152,13 @@ class TransactionReader:
             )
         self.created = created
 
-    def _transaction(
-        self, gtid: GlobalTransactionId, header: EventHeader
-    ) -> Iterator[BinlogTransaction]:
+    def _named(self, gtid: TransactionId, header: EventHeader) -> TransactionId:
+        """Return what a transaction is called: by its place, where the server gives it no number."""
+        if isinstance(gtid, MySqlTransactionId) and not gtid.source:
+            return MySqlTransactionId(self.position.file, header.next_position)
+        return gtid
+
+    def _transaction(self, gtid: TransactionId, header: EventHeader) -> Iterator[BinlogTransaction]:
         self._in_group = True
         group = _Group()
         while not group.ended and group.size < HELD_BYTES:
@@ -156,14 +171,14 @@ class TransactionReader:
         self._in_group = False
 
     def _contents(
-        self, group: _Group, gtid: GlobalTransactionId
+        self, group: _Group, gtid: TransactionId
     ) -> Iterator[TableMap | RowsEvent | Statement]:
         yield from group.held
         while not group.ended:
             self._read_on(group, gtid)
             yield from group.held
 
-    def _read_on(self, group: _Group, gtid: GlobalTransactionId) -> None:
+    def _read_on(self, group: _Group, gtid: TransactionId) -> None:
         group.held.clear()
         group.savepoints.clear()
         group.given = True
@@ -173,38 +188,47 @@ class TransactionReader:
                 "wrote. Capture into a new prefix, from a new snapshot."
             )
 
-    def _read_into(self, group: _Group, gtid: GlobalTransactionId) -> bool:
+    def _read_into(self, group: _Group, gtid: TransactionId) -> bool:
         """Read one event of a group; False if the log goes on in another file before its end."""
         header, content = self._event()
         if isinstance(content, Rotation | FormatDescription):
             return False
         if isinstance(content, TableMap | RowsEvent):
             if isinstance(content, RowsEvent):
-                self._refuse_xa(content, gtid)
+                if isinstance(gtid, GlobalTransactionId) and gtid.flags & FL_PREPARED_XA:
+                    self._refuse_xa(content.table, gtid)
+                group.table = content.table
                 group.size += len(content.body)
             group.held.append(content)
         elif isinstance(content, Statement):
             self._statement(group, gtid, content)
         elif isinstance(content, Commit | XaPrepared):
+            if isinstance(content, XaPrepared) and group.table is not None:
+                self._refuse_xa(group.table, gtid)
             group.ended = True
         if group.ended:
             self._move(header)
         return True
 
-    def _statement(self, group: _Group, gtid: GlobalTransactionId, statement: Statement) -> None:
-        alone = bool(gtid.flags & FL_STANDALONE)
-        if gtid.flags & FL_DDL:
-            group.held.append(statement)
-            group.ended = alone
-            return
+    def _statement(self, group: _Group, gtid: TransactionId, statement: Statement) -> None:
         text = statement.text.lstrip().upper()
+        if isinstance(gtid, MySqlTransactionId):
+            if self._is_mysql_ddl(group, text):
+                group.held.append(statement)
+            if not group.begun:
+                group.ended = True
+                return
+        elif gtid.flags & FL_DDL:
+            group.held.append(statement)
+            group.ended = bool(gtid.flags & FL_STANDALONE)
+            return
         if text.startswith("SAVEPOINT "):
-            group.savepoints[statement.text.split(None, 1)[1]] = len(group.held)
+            group.savepoints[text.split(None, 1)[1]] = len(group.held)
         elif text.startswith("ROLLBACK"):
-            self._roll_back(group, gtid, statement.text.split(None, 2)[1:])
+            self._roll_back(group, gtid, text.split(None, 2)[1:])  # their names know no case
         elif text.startswith(_ENDS):
             group.ended = True
-        elif not text.startswith(_GOES_ON):
+        elif not text.startswith(_GOES_ON) and not _MADE_WITH_ROWS.match(text):
             raise ConfigError(
                 f"the transaction {gtid} has a change that is logged as a statement ({text.split()[0][:20]} …), not by "
                 f"row, at {self.position}: a session had set binlog_format to STATEMENT or MIXED. Whether it "
@@ -212,7 +236,21 @@ class TransactionReader:
                 "capture into a new prefix, from a new snapshot."
             )
 
-    def _roll_back(self, group: _Group, gtid: GlobalTransactionId, to_savepoint: list[str]) -> None:
+    def _is_mysql_ddl(self, group: _Group, text: str) -> bool:
+        """Say whether a statement of MySQL's log is DDL, by where it stands; note if it begins a transaction.
+
+        A statement that follows its GTID at once is DDL, or administration, and all that there is. After a BEGIN only that
+        of CREATE TABLE … SELECT is, which newer servers log with the rows (WL#13355).
+        """
+        if _MADE_WITH_ROWS.match(text):
+            group.begun = True
+            return True
+        if group.begun:
+            return False
+        group.begun = text.startswith(("BEGIN", "XA START"))
+        return not group.begun and not text.startswith("XA ")
+
+    def _roll_back(self, group: _Group, gtid: TransactionId, to_savepoint: list[str]) -> None:
         """Take back what a transaction did: it is logged where something of it cannot be undone, such as a
         table of an engine without transactions.
         """
@@ -226,10 +264,9 @@ class TransactionReader:
         del group.held[kept:]
         group.ended = not to_savepoint
 
-    def _refuse_xa(self, rows: RowsEvent, gtid: GlobalTransactionId) -> None:
-        if gtid.flags & FL_PREPARED_XA:
-            raise ConfigError(
-                f"the transaction {gtid} changes {rows.table.database}.{rows.table.table} and is of XA: it is logged when "
-                "it is prepared, before it is known whether it is committed. Capture does not support this. "
-                "Have its program use plain transactions, and capture into a new prefix, from a new snapshot."
-            )
+    def _refuse_xa(self, table: TableMap, gtid: TransactionId) -> None:
+        raise ConfigError(
+            f"the transaction {gtid} changes {table.database}.{table.table} and is of XA: it is logged when "
+            "it is prepared, before it is known whether it is committed. Capture does not support this. "
+            "Have its program use plain transactions, and capture into a new prefix, from a new snapshot."
+        )

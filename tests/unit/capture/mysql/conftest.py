@@ -1,4 +1,4 @@
-"""A MariaDB server for the tests of this folder."""
+"""Servers of MariaDB and MySQL for the tests of this folder: MariaDB's, unless a test is marked with ``both``."""
 
 import pytest
 from capture_replica import Replica
@@ -6,26 +6,27 @@ from mariadb_database import Database, start
 
 
 @pytest.fixture(scope="session")
-def shared_server():
-    with start() as server:
-        yield server
+def servers():
+    """Servers by their kind, each started when it is first asked for."""
+    started = {}
+    yield started
+    for server in started.values():
+        server.close()
 
 
 @pytest.fixture
-def own_server():
-    """A server that a test may kill."""
-    with start() as server:
-        yield server
+def database(servers, request):
+    kind = getattr(request, "param", "mariadb")
+    if kind not in servers:
+        servers[kind] = start(kind)
+    return Database(servers[kind])
 
 
 @pytest.fixture
-def database(shared_server):
-    return Database(shared_server)
-
-
-@pytest.fixture
-def own_database(own_server):
-    return Database(own_server)
+def own_database(request):
+    """A database of a server that the test may kill."""
+    with start(getattr(request, "param", "mariadb")) as server:
+        yield Database(server)
 
 
 @pytest.fixture

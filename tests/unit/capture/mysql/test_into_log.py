@@ -1,4 +1,4 @@
-"""A MariaDB server captured into a log by the command, which is killed again and again."""
+"""A server captured into a log by the command, which is killed again and again."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 from decimal import Decimal
 
 import pytest
+from mariadb_database import KINDS_OF_A_LONG_TEST, both
 from random_mariadb_workload import SCHEMA, Writers
 
 import millstream as ms
@@ -25,7 +26,7 @@ SERVER_KILLS = max(1, KILLS // 10)
 def start_capture(database, folder, *options):
     """Start the command; its password is in the environment."""
     server = database.server
-    url = f"mariadb://{server.user}@127.0.0.1:{server.port}/{database.name}"
+    url = f"{database.kind}://{server.user}@127.0.0.1:{server.port}/{database.name}"
     return subprocess.Popen(
         [
             sys.executable,
@@ -90,6 +91,7 @@ def server_rows(database, table, key):
 
 
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("own_database", KINDS_OF_A_LONG_TEST, indirect=True)
 def test_1_2_a_capture_and_a_server_that_are_killed_leave_every_transaction_once(
     own_database, tmp_path
 ):
@@ -109,7 +111,7 @@ def test_1_2_a_capture_and_a_server_that_are_killed_leave_every_transaction_once
         if number < SERVER_KILLS - 1:
             capturing.kill()
             capturing.communicate()
-    with Writers(database.connect, 8, ddl=True):
+    with Writers(database.connect, 8, ddl=True, kind=database.kind):
         time.sleep(2)
     capturing.kill()
     capturing.communicate()
@@ -121,12 +123,17 @@ def test_1_2_a_capture_and_a_server_that_are_killed_leave_every_transaction_once
         told = [value for _, value in read_all(log, "shop.transaction")]
         ids = [one["id"] for one in told if one["status"] == "END"]
         assert len(ids) == len(set(ids))
-        numbers = [int(one.rpartition("-")[2]) for one in ids if one.startswith("transaction:")]
+        numbers = [
+            int(one.replace(":", "-").rpartition("-")[2])
+            for one in ids
+            if one.startswith("transaction:")
+        ]
         assert numbers == sorted(numbers)
         borders = [one["status"] for one in told]
         assert borders == ["BEGIN", "END"] * (len(borders) // 2)
 
 
+@both
 def test_a_captured_table_is_a_table_of_an_app(database, tmp_path):
     database.run(
         "CREATE TABLE orders (id INT PRIMARY KEY, price DECIMAL(10, 2), at DATETIME(6), note TEXT)",
@@ -152,12 +159,13 @@ def test_a_captured_table_is_a_table_of_an_app(database, tmp_path):
     assert found["id", "price", "note"].rows() == [(3, Decimal("1.50"), "ü")]
 
 
+@both
 def test_what_is_wrong_is_told_in_one_line_without_the_password(database, tmp_path):
     database.run("CREATE TABLE t (id INT PRIMARY KEY)")
     process = start_capture(database, tmp_path, "--tables", "nothing", "--check")
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "no table of mariadb://" in err
+    assert f"no table of {database.kind}://" in err
     assert "are there and may be read" in err
     assert database.server.password not in err
     assert err.count("\n") == 1

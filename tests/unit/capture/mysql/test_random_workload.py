@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from mariadb_database import KINDS_OF_A_LONG_TEST
 from random_mariadb_workload import SCHEMA, Writers
 
 
@@ -15,16 +16,17 @@ def rows_of(database, table):
 
 
 def sequence(position):
-    return int(position.rpartition("-")[2])
+    return int(position.replace(":", "-").rpartition("-")[2])
 
 
+@pytest.mark.parametrize("database", KINDS_OF_A_LONG_TEST, indirect=True)
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2, 3))]
 )
 def test_a_capture_that_stops_anywhere_ends_with_what_the_tables_hold(database, replica, seed):
     rng = random.Random(seed)
     database.run(*SCHEMA)
-    with Writers(database.connect, seed) as writers:
+    with Writers(database.connect, seed, kind=database.kind) as writers:
         for _ in range(30):
             replica.follow(database.source(chunk_rows=5), lambda: False, limit=rng.randrange(1, 40))
     assert not writers.errors
