@@ -48,7 +48,7 @@ from millstream.spark.serializable import check_serializable
 from millstream.spark.sink import CommitSink
 from millstream.spark.source.data_source import SOURCE_NAME, LogSource
 from millstream.spark.source.event_times import EventTimesFile
-from millstream.spark.source.offsets import planned_at, planned_offset
+from millstream.spark.source.offsets import planned_offset
 from millstream.spark.source.planner import SourceSpec
 from millstream.spark.stages.executor import StageExecutor
 from millstream.spark.stages.journal_place import JournalPlace
@@ -210,7 +210,6 @@ def _make_sink(
         ),
         DeadLetterShare(options.dead_max, options.on_alarm),
         SkewWatch(options.on_notice),
-        partial(planned_at, job.folder / "checkpoint"),
         partial(planned_offset, job.folder / "checkpoint"),
         None if share else FrameBlocks(),
         checkpoint.save,

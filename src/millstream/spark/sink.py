@@ -80,7 +80,6 @@ class CommitSink:
     frame_files: FrameFiles
     dead_letter_share: DeadLetterShare = field(default_factory=lambda: DeadLetterShare(1.0))
     skew: SkewWatch = field(default_factory=lambda: SkewWatch(_log.warning))
-    planned_at: Callable[[int], float | None] = lambda _batch_id: None
     planned_offset: Callable[[int], dict[str, Any] | None] = lambda _batch_id: None
     blocks: FrameBlocks | None = None
     on_begin: Callable[[int], None] = lambda _batch_id: None
@@ -250,9 +249,10 @@ class CommitSink:
 
         Never before the query's start: a repeated batch was planned in an earlier run.
         """
-        planned_s = self.planned_at(batch_id)
-        if planned_s is None:
+        planned = self.planned_offset(batch_id)
+        if planned is None:
             return self._ended
+        planned_s: float = planned["wall_ms"] / 1000
         return max(self._ended, time.monotonic() - max(0.0, time.time() - planned_s))
 
     def _behind_s(self, result: BatchResult, lag: Mapping[str, int], took_s: float) -> float | None:

@@ -82,7 +82,7 @@ FRAGILE = SOURCE.replace(
 ).replace("FACTOR = 2", "FACTOR = 2\nLIMIT = 50")
 
 
-def test_a_bug_that_one_batch_has_met_is_a_test_that_fails_until_it_is_mended(tmp_path):
+def test_a_bug_that_one_batch_has_met_is_a_test_that_fails_until_it_is_mended(tmp_path, call):
     edited = EditedApp(tmp_path, 4, source=FRAGILE)
     edited.create()
     app = edited.write()
@@ -104,6 +104,19 @@ def test_a_bug_that_one_batch_has_met_is_a_test_that_fails_until_it_is_mended(tm
     code.write_text(code.read_text().replace("LIMIT = 50", "LIMIT = 100"))
     rows = replay_incident(tests[1], code)
     assert rows["per_kind"].height > 0
+    for number, said in (
+        (0, "It was committed, and its code fails on no row"),
+        (1, "It fails here, too: UserCodeError"),
+    ):
+        answer = call(
+            "capture-incident",
+            str(edited.file),
+            "--batch",
+            str(number),
+            "--to",
+            str(tmp_path / f"by-command-{number}"),
+        )
+        assert said in answer.out, answer.err
 
 
 def test_after_a_deployment_it_is_computed_from_what_that_put_in_place(tmp_path):

@@ -63,17 +63,17 @@ def test_a_batch_begins_where_it_was_planned_and_neither_start_nor_idle_time_is_
     now, planned = [0.0], {}
     clock = SimpleNamespace(monotonic=lambda: now[0], time=lambda: 1000.0 + now[0])
     monkeypatch.setattr("millstream.spark.sink.time", clock)
-    sink = CommitSink(None, None, None, None, None, None, planned_at=planned.get)
+    sink = CommitSink(None, None, None, None, None, None, planned_offset=planned.get)
     sink._ended = 0.0  # made now, and then Java and Spark start for 20 seconds
     now[0] = 20.0
     sink.start()
-    planned[0] = 1025.0  # and the batch is planned 5 seconds later
+    planned[0] = {"wall_ms": 1_025_000}  # and the batch is planned 5 seconds later
     now[0] = 26.0
     assert sink._batch_start(0) == 25.0
     sink._ended = 26.0
-    planned[1] = 1100.0  # nothing came for a while
+    planned[1] = {"wall_ms": 1_100_000}  # nothing came for a while
     now[0] = 101.0
     assert sink._batch_start(1) == 100.0
-    planned[2] = 50.0  # run again: it was planned in an earlier run
+    planned[2] = {"wall_ms": 50_000}  # run again: it was planned in an earlier run
     assert sink._batch_start(2) == 26.0
     assert sink._batch_start(3) == 26.0, "of DataFrames alone nobody knows"

@@ -389,9 +389,3 @@ def first_offset(end: Mapping[str, Any], starts: Mapping[str, Mapping[str, int]]
     }
     before = SourceOffset(0, topics, {}, topic_ids=after.topic_ids, removals=after.removals)
     return before.to_json()
-
-
-def planned_at(checkpoint: Path, batch_id: int) -> float | None:
-    """Return when a batch was planned, in seconds since 1970, from Spark's offset log; None if it does not say."""
-    planned = planned_offset(checkpoint, batch_id)
-    return None if planned is None else float(planned["wall_ms"]) / 1000

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from millstream.kernels.plan import SourcePlan
 from millstream.kernels.time.watermarks import PartitionProgress, WatermarkRule
 from millstream.spark.source.alignment import Paces
-from millstream.spark.source.offsets import LogSnapshot, SourceOffset, divide, planned_at
+from millstream.spark.source.offsets import LogSnapshot, SourceOffset, divide, planned_offset
 from millstream.spark.source.offsets import next_offset as next_offset_of
 
 IDLE_MS = 1000
@@ -280,13 +280,13 @@ def test_the_latest_arrivals_travel_with_the_offset():
     assert [split.arrived_ms for split in splits] == [100, 80]
 
 
-def test_when_a_batch_was_planned_is_in_the_offset_log_of_spark(tmp_path):
+def test_where_a_batch_was_planned_to_end_is_in_the_offset_log_of_spark(tmp_path):
     offsets = tmp_path / "offsets"
     offsets.mkdir()
     (offsets / "3").write_text(
         'v1\n{"batchWatermarkMs":0}\n{"clock_ms":1,"topics":{},"wall_ms":1500}'
     )
-    assert planned_at(tmp_path, 3) == 1.5
+    assert planned_offset(tmp_path, 3) == {"clock_ms": 1, "topics": {}, "wall_ms": 1500}
     (offsets / "4").write_text("v1\n{}\n-")
-    assert planned_at(tmp_path, 4) is None
-    assert planned_at(tmp_path, 5) is None
+    assert planned_offset(tmp_path, 4) is None
+    assert planned_offset(tmp_path, 5) is None
