@@ -18,7 +18,8 @@ the progress
 a timeline that left the captured one at or     the stream begins at the progress, which is of the server's
 after the progress; the slot was copied to      timeline from now on
 that standby, is valid and not temporary
-another timeline in any other case              refused: the log may have what the server has not
+another timeline in any other case, or one of   refused: the log may have what the server has not
+the same number that began at another place
 the slot is used by another process             tried again
 ==============================================  ====================================================
 """
@@ -28,11 +29,10 @@ from __future__ import annotations
 from millstream.capture.postgres.messages import lsn_text, parse_lsn
 from millstream.capture.postgres.stream import (
     Session,
-    SystemIdentity,
     create_slot,
     open_session,
 )
-from millstream.capture.postgres.timelines import identify, left_at, refuse_other_server
+from millstream.capture.postgres.timelines import ServerBranch, identify, refuse_other_server
 from millstream.capture.units import Progress
 from millstream.errors import ConflictError, RetriableError
 from millstream.views.address import PostgresAddress
@@ -63,23 +63,24 @@ def check_slot(
         ConflictError: they have not.
         RetriableError: another process reads the slot, or the address leads to several servers.
     """
-    now = identify(address)
-    refuse_other_server(session, address, now.timeline)
-    promoted = now.timeline != progress["timeline"]
+    found = identify(address)
+    timeline = found.identity.timeline
+    refuse_other_server(session, address, timeline)
+    promoted = timeline != progress["timeline"]
     reason = (
-        _unlike_server(address, progress, now)
+        _unlike_server(address, progress, found)
         or _missing_publication(session, address, publication)
         or _unlike_slot(session, address, progress, promoted=promoted)
     )
     if reason:
         raise ConflictError(f"{reason} {_AGAIN.format(slot=progress['slot'])}")
     _refuse_used(session, address, progress["slot"])
-    return {**progress, "timeline": now.timeline}
+    return {**progress, "timeline": timeline, "timeline_began": found.began}
 
 
-def _unlike_server(address: PostgresAddress, progress: Progress, now: SystemIdentity) -> str:
+def _unlike_server(address: PostgresAddress, progress: Progress, branch: ServerBranch) -> str:
     """Say why the server's WAL is not the continuation of what was captured; empty if it is."""
-    lsn, timeline = progress["lsn"], progress["timeline"]
+    lsn, timeline, now = progress["lsn"], progress["timeline"], branch.identity
     if now.system != progress["system"]:
         return (
             f"{address.shown} is another server than the one that was captured: its system identifier is "
@@ -90,9 +91,15 @@ def _unlike_server(address: PostgresAddress, progress: Progress, now: SystemIden
         f"{now.timeline}, and was captured up to {lsn_text(lsn)} of timeline {timeline}"
     )
     if now.timeline == timeline:
+        began = progress.get("timeline_began", branch.began)  # captures of before have no such
+        if began != branch.began:
+            return (
+                f"{found}. That began at {lsn_text(began)}, and the server's at {lsn_text(branch.began)}: two standbys were "
+                "promoted, and the log may have changes that this one has not."
+            )
         missing = now.wal_end < lsn
         return f"{found}. The log may have changes that the server has not." if missing else ""
-    left = left_at(address, timeline, now.timeline)
+    left = branch.history.get(timeline)
     if left is None:
         return (
             f"{found}, which its history does not have. The log may have changes that the server has not: let the "

@@ -97,7 +97,8 @@ _RUN_BYTES_MAX = 16 << 20
 _LOOK_S = 30.0  # how often it is looked whether tables were created or dropped
 _IDLE_S = 0.05
 _STORED_S = 120.0
-_IDENTITY = ("system", "timeline", "slot", "made", "publication")  # what progress has for good
+# What progress has for good.
+_IDENTITY = ("system", "timeline", "timeline_began", "slot", "made", "publication")
 _RELEASE_S, _REMOVE_S = 30.0, 3.0  # how long something may still use a slot that is to be dropped
 _OWN_SLOTS = (
     "SELECT slot_name::text FROM pg_replication_slots "
@@ -329,11 +330,12 @@ class _Run:
     # ── the slot ────────────────────────────────────────────────────────────────────────────
 
     def _named(self) -> Progress:
-        now = identify(self.source.address)
+        found = identify(self.source.address)
         slot = f"{self.source.name}_{self.source.new_suffix()}"
         return {
-            "system": now.system,
-            "timeline": now.timeline,
+            "system": found.identity.system,
+            "timeline": found.identity.timeline,
+            "timeline_began": found.began,
             "slot": slot,
             "made": False,
             "lsn": 0,

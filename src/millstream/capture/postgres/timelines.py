@@ -7,7 +7,8 @@ timeline says where each one before ended:
 =======================================  =================================================
 the timeline captured, and the server's  the WAL up to the captured place
 =======================================  =================================================
-the same                                 is the server's, if its WAL is as long
+the same, and began at the same place    is the server's, if its WAL is as long
+the same, and began at another place     is of another branch: two standbys were promoted
 not in the server's history              is of another branch
 in it, and ended before the place        is in part of another branch: the log has more
 in it, and ended at the place or after   is the server's
@@ -18,6 +19,8 @@ chapter on continuous archiving. A line of the history is a timeline, the place 
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from psycopg import errors
 
@@ -33,22 +36,27 @@ from millstream.capture.postgres.stream import (
 from millstream.views.address import PostgresAddress
 
 
-def identify(address: PostgresAddress) -> SystemIdentity:
+class ServerBranch(NamedTuple):
+    """Who a server is, and the place where each timeline before its own was left."""
+
+    identity: SystemIdentity
+    history: dict[int, int]
+
+    @property
+    def began(self) -> int:
+        """Return the place where its timeline left the one before; 0 of the first."""
+        return self.history[max(self.history)] if self.history else 0
+
+
+def identify(address: PostgresAddress) -> ServerBranch:
     """Ask a server who it is."""
     with open_session(address, replication=True) as session:
-        return identity_of(session)
-
-
-def left_at(address: PostgresAddress, timeline: int, now: int) -> int | None:
-    """Return the place where a server's timeline ``now`` left an earlier one; None if it does not descend from that."""
-    if timeline >= now:
-        return None
-    with open_session(address, replication=True) as session:
+        identity = identity_of(session)
         try:
-            found = run_command(session.pgconn, f"TIMELINE_HISTORY {now}")
-        except errors.UndefinedFile:
-            return None
-    return parse_history((found.get_value(0, 1) or b"").decode()).get(timeline)
+            found = run_command(session.pgconn, f"TIMELINE_HISTORY {identity.timeline}")
+        except errors.UndefinedFile:  # of the first timeline there is none
+            return ServerBranch(identity, {})
+        return ServerBranch(identity, parse_history((found.get_value(0, 1) or b"").decode()))
 
 
 def parse_history(text: str) -> dict[int, int]:

@@ -80,12 +80,13 @@ class Pair:
     def capture(self, shop, folder, url=None):
         return ms.capture(url or shop.url, to=folder, name="shop").run(until="caught-up")
 
-    def wait_until_copied(self):
-        """Wait until the standby would keep the slot after a promotion."""
+    def wait_until_copied(self, folder, url=None):
+        """Capture until the standby would keep the slot after a promotion: it waits for the slot to move on."""
         ready = "SELECT 1 FROM pg_replication_slots WHERE synced AND NOT temporary AND invalidation_reason IS NULL"
 
         def copied():
             self.shop.run("SELECT pg_log_standby_snapshot()")
+            self.capture(self.shop, folder, url)
             return self.later.run(ready)
 
         wait_until(copied)
@@ -165,8 +166,7 @@ def test_capture_goes_on_with_the_standby_that_was_promoted(pair, tmp_path, one_
     after = pair.urls if one_address else pair.later.url
     pair.shop.run("CREATE TABLE t (id int PRIMARY KEY, n int)")
     transact(pair.shop, rng, 30)
-    pair.capture(pair.shop, tmp_path, before)
-    pair.wait_until_copied()
+    pair.wait_until_copied(tmp_path, before)
     for _ in range(4):
         transact(pair.shop, rng, 30)
         pair.capture(pair.shop, tmp_path, before)
@@ -196,8 +196,7 @@ def test_capture_goes_on_with_the_standby_that_was_promoted(pair, tmp_path, one_
 @pytest.mark.timeout(300)
 def test_a_standby_that_lacks_what_was_captured_is_refused(pair, tmp_path):
     pair.shop.run("CREATE TABLE t (id int PRIMARY KEY, n int)", "INSERT INTO t VALUES (1, 1)")
-    pair.capture(pair.shop, tmp_path)
-    pair.wait_until_copied()
+    pair.wait_until_copied(tmp_path)
     pair.wait_until_replayed()
     pair.standby.kill()
     pair.shop.run("INSERT INTO t VALUES (2, 2)")
@@ -222,8 +221,7 @@ def test_synchronized_standby_slots_hold_back_what_a_standby_lacks(pair, tmp_pat
         f"ALTER SYSTEM SET synchronized_standby_slots = '{PHYSICAL}'",
         "SELECT pg_reload_conf()",
     )
-    pair.capture(pair.shop, tmp_path)
-    pair.wait_until_copied()
+    pair.wait_until_copied(tmp_path)
     pair.wait_until_replayed()
     pair.standby.kill()
     pair.shop.run("INSERT INTO t VALUES (2, 2)")  # lost with the primary
@@ -248,8 +246,7 @@ def test_synchronized_standby_slots_hold_back_what_a_standby_lacks(pair, tmp_pat
 @pytest.mark.timeout(300)
 def test_a_promoted_standby_without_a_copied_slot_is_refused(pair, tmp_path):
     pair.shop.run("CREATE TABLE t (id int PRIMARY KEY, n int)", "INSERT INTO t VALUES (1, 1)")
-    pair.capture(pair.shop, tmp_path)
-    pair.wait_until_copied()
+    pair.wait_until_copied(tmp_path)
     slot = pair.shop.run("SELECT slot_name FROM pg_replication_slots WHERE slot_type = 'logical'")[
         0
     ][0]
@@ -262,6 +259,29 @@ def test_a_promoted_standby_without_a_copied_slot_is_refused(pair, tmp_path):
     pair.later.run(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
     with pytest.raises(ConflictError, match="was not copied from the primary"):
         pair.capture(pair.later, tmp_path)
+
+
+@needs_wheel
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+def test_a_second_standby_of_the_same_timeline_number_is_refused(pair, tmp_path):
+    """Another server with a timeline 2: restored, as a backup would be, from the primary's own files."""
+    pair.shop.run("CREATE TABLE t (id int PRIMARY KEY, n int)", "INSERT INTO t VALUES (1, 1)")
+    pair.wait_until_copied(tmp_path)
+    pair.wait_until_replayed()
+    pair.primary.kill()
+    pair.promote()
+    pair.capture(pair.later, tmp_path)
+    pair.primary.start()
+    pair.shop.run("INSERT INTO t SELECT i, 0 FROM generate_series(2, 500) i")
+    pair.primary.kill()
+    (pair.primary.folder / "data" / "standby.signal").touch()
+    pair.primary.start()
+    pair.shop.run("SELECT pg_promote()")
+    (written,) = pair.shop.run("SELECT pg_walfile_name(pg_current_wal_insert_lsn())")[0]
+    assert written.startswith("00000002")
+    with pytest.raises(ConflictError, match="two standbys were promoted"):
+        pair.capture(pair.shop, tmp_path)
 
 
 def test_a_history_says_where_each_timeline_was_left():
