@@ -23,7 +23,7 @@ def edited(tmp_path_factory):
     app.append(clicks(20, 3))
     commit = BatchCommitter.commit
 
-    def with_record(self, batch_id, result, status, state=None):
+    def with_record(self, batch_id, result, status, state=None, **kept):
         timer = PhaseTimer()
         timer.begin(2.0)
         progress = Progress(
@@ -41,7 +41,8 @@ def edited(tmp_path_factory):
             state_bytes=result.state_bytes,
         )
         record = batch_record(progress, result, timer, self.run)
-        return commit(self, batch_id, result, {**progress.to_dict(), **status}, state, record)
+        told = {**progress.to_dict(), **status}
+        return commit(self, batch_id, result, told, state, record, **kept)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(BatchCommitter, "commit", with_record)
