@@ -104,9 +104,9 @@ def wrap(owner, name, *, before=None, after=None):
 def knock_everywhere(commit):
     """Wrap the commit: a run that is refused tries every output by itself before it gives up."""
 
-    def knocking(committer, batch_id, outcome, status, state, record):
+    def knocking(committer, batch_id, outcome, status, *told, **kept):
         try:
-            return commit(committer, batch_id, outcome, status, state, record)
+            return commit(committer, batch_id, outcome, status, *told, **kept)
         except FencedError:
             fence = Fence(committer.plan.app, committer._job, committer.run, batch_id)
             part = SinkBatch(outcome.rows, outcome.position)
