@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from json.encoder import encode_basestring
 from typing import NamedTuple
 
 from millstream.capture.mysql.buffer import BinlogBuffer
-from millstream.capture.mysql.values import ValueReader, read_decimal
+from millstream.capture.mysql.values import read_decimal
 from millstream.errors import CorruptionError
 
 _SMALL_OBJECT, _LARGE_OBJECT, _SMALL_ARRAY, _LARGE_ARRAY, _LITERAL = range(5)
@@ -36,17 +37,6 @@ _DEPTH_MAX = 100  # the server's own limit
 # The types of columns whose values are in documents as they are.
 _TIMESTAMP, _DATE, _TIME, _DATETIME, _DECIMAL = 7, 10, 11, 12, 246
 _BASE64_LINE = 76  # characters, after which the server begins another line
-_ESCAPES = {
-    **{chr(code): f"\\u{code:04x}" for code in range(32)},
-    "\b": "\\b",
-    "\f": "\\f",
-    "\n": "\\n",
-    "\r": "\\r",
-    "\t": "\\t",
-    '"': '\\"',
-    "\\": "\\\\",
-}
-_ESCAPED = str.maketrans(_ESCAPES)
 # Numbers from 1e-15 on, and below 1e15, are written without an exponent; those below 1e16 too, if they need their digits.
 _PLAIN_EXPONENTS = range(-15, 15)
 _PLAIN_DIGITS = 16
@@ -58,15 +48,6 @@ class _Part(NamedTuple):
     type: int
     at: int
     inlined: bytes | None = None
-
-
-def read_json(length_size: int) -> ValueReader:
-    """Read a document that follows its length, as text."""
-
-    def read(reader: BinlogBuffer) -> str:
-        return document_text(reader.take(reader.little(length_size)))
-
-    return read
 
 
 def document_text(data: bytes) -> str:
@@ -98,15 +79,9 @@ def _text(data: bytes, part: _Part, depth: int) -> str:
     if part.type in _INTEGERS:
         size, signed = _INTEGERS[part.type]
         return str(int.from_bytes(_bytes(data, part, size), "little", signed=signed))
-    readers: dict[int, Callable[[bytes, _Part], str]] = {
-        _LITERAL: _literal,
-        _DOUBLE: lambda data, part: double_text(struct.unpack("<d", _bytes(data, part, 8))[0]),
-        _STRING: lambda data, part: _quoted(_sized(data, part.at).decode()),
-        _OPAQUE: _opaque,
-    }
-    if part.type not in readers:
+    if part.type not in _READERS:
         raise _damaged(f"it has a value of type {part.type}")
-    return readers[part.type](data, part)
+    return _READERS[part.type](data, part)
 
 
 def _bytes(data: bytes, part: _Part, size: int) -> bytes:
@@ -135,7 +110,9 @@ def _container(data: bytes, part: _Part, depth: int) -> str:
     keys = []
     if part.type in _OBJECTS:
         places = [(reader.little(width), reader.little(2)) for _ in range(count)]
-        keys = [_quoted(BinlogBuffer(own, at).take(length).decode()) for at, length in places]
+        keys = [
+            encode_basestring(BinlogBuffer(own, at).take(length).decode()) for at, length in places
+        ]
     texts = [_text(own, _entry(reader, width), depth + 1) for _ in range(count)]
     if part.type in _OBJECTS:
         pairs = zip(keys, texts, strict=True)
@@ -164,8 +141,12 @@ def _sized(data: bytes, at: int) -> bytes:
     return found
 
 
-def _quoted(text: str) -> str:
-    return f'"{text.translate(_ESCAPED)}"'
+def _string(data: bytes, part: _Part) -> str:
+    return encode_basestring(_sized(data, part.at).decode())
+
+
+def _double(data: bytes, part: _Part) -> str:
+    return double_text(struct.unpack("<d", _bytes(data, part, 8))[0])
 
 
 def double_text(value: float) -> str:
@@ -200,10 +181,10 @@ def _opaque(data: bytes, part: _Part) -> str:
         return number
     if kind in (_DATE, _DATETIME, _TIMESTAMP, _TIME):
         packed = int.from_bytes(found, "little", signed=True)
-        return _quoted(_moment_text(kind, packed))
+        return encode_basestring(_moment_text(kind, packed))
     encoded = base64.b64encode(found).decode()
     lines = [encoded[at : at + _BASE64_LINE] for at in range(0, len(encoded), _BASE64_LINE)]
-    return _quoted(f"base64:type{kind}:" + "\n".join(lines))
+    return encode_basestring(f"base64:type{kind}:" + "\n".join(lines))
 
 
 def _moment_text(kind: int, packed: int) -> str:
@@ -216,3 +197,11 @@ def _moment_text(kind: int, packed: int) -> str:
     year, month = divmod(whole >> 22, 13)
     date = f"{year:04}-{month:02}-{whole >> 17 & 31:02}"
     return date if kind == _DATE else f"{date} {time}"
+
+
+_READERS: Mapping[int, Callable[[bytes, _Part], str]] = {
+    _LITERAL: _literal,
+    _DOUBLE: _double,
+    _STRING: _string,
+    _OPAQUE: _opaque,
+}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from millstream.capture.mysql import columns, values
-from millstream.capture.mysql.binary_json import document_text, read_json
+from millstream.capture.mysql.binary_json import document_text
 from millstream.capture.mysql.buffer import BinlogBuffer
 from millstream.capture.mysql.charsets import (
     ASCII_CHARSETS,
@@ -324,8 +324,9 @@ def _made_format(kind: int, about: bytes) -> ColumnFormat:
         encode = columns.decimal_encoder(about[0], about[1], read)
         return ColumnFormat(read, encode, values.decimal_size(about[0], about[1]))
     if kind == JSON:
+        read = values.read_text(about[0], document_text)
         encode = columns.made_of_bytes(document_text)
-        return ColumnFormat(read_json(about[0]), encode, length_size=about[0])
+        return ColumnFormat(read, encode, length_size=about[0])
     if kind == BIT:
         count = about[1] * 8 + about[0]
         return ColumnFormat(values.read_bit(count), columns.bits(count), (count + 7) // 8)
