@@ -126,7 +126,7 @@ class UserCode:
             raise self._refusal(error, table, None, _ALONE) from error
         if self.on_error == "stop":
             raise self._refusal(failed[0].error, table, failed[0].position, _STOP)
-        if _is_hopeless(failed, table.height):
+        if is_hopeless(len(failed), failed[-1].position, table.height):
             raise self._refusal(failed[0].error, table, failed[0].position, _HOPELESS)
         passes = np.ones(table.height, np.bool_)
         passes[[row.position for row in failed]] = False
@@ -208,14 +208,12 @@ def _is_ours(error: BaseException) -> bool:
     return bool(frames) and frames[-1][0].startswith(_OURS)
 
 
-def _is_hopeless(failed: list[FailedRow], height: int) -> bool:
-    """Return whether all rows fail, or the first 1,000; of a few that may be chance."""
-    count = len(failed)
-    return (
-        count > HOPELESS_ROWS_MIN
-        and count == min(height, HOPELESS_ROWS_MAX)
-        and failed[-1].position == count - 1
-    )
+def is_hopeless(failed: int, last: int, height: int) -> bool:
+    """Return whether all rows of a table fail, or the first 1,000; of a few that may be chance.
+
+    ``last`` is the position of the last one of those that failed.
+    """
+    return failed > HOPELESS_ROWS_MIN and failed == last + 1 == min(height, HOPELESS_ROWS_MAX)
 
 
 def error_reason(error: BaseException) -> str:

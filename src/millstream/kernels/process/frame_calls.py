@@ -26,11 +26,10 @@ from millstream.errors import MillstreamError
 from millstream.kernels.arrays import Int64s
 from millstream.kernels.errors.user_code import (
     FAILURES,
-    HOPELESS_ROWS_MAX,
-    HOPELESS_ROWS_MIN,
     UnusableRowError,
     UserCode,
     error_reason,
+    is_hopeless,
 )
 from millstream.kernels.frames import HASH, TIME
 from millstream.kernels.process.frame_function import FrameContext, FrameFunction
@@ -249,8 +248,7 @@ class FrameCalls:
             failures += 1
             if self.code.on_error == "stop":
                 raise self.code.refusal(error, table, start)
-            many = min(max(table.height, HOPELESS_ROWS_MIN + 1), HOPELESS_ROWS_MAX)
-            if failures == start + 1 == many:
+            if is_hopeless(failures, start, table.height):
                 raise self.code.refusal(error, table, start, hopeless=True)
             failed(start, error_reason(error))
 
