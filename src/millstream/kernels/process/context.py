@@ -10,9 +10,9 @@ from typing import Any
 
 import polars as pl
 
-from millstream.choices import did_you_mean
 from millstream.kernels.errors.user_code import UnusableRowError
 from millstream.kernels.process.key_state import KeyState
+from millstream.kernels.process.side_outputs import unknown_output
 from millstream.kernels.process.values import Conversion, column_of, conversion
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -212,11 +212,7 @@ class ProcessContext:
         call = self._call
         output = call.outputs.get(to)
         if output is None:
-            names = [name for name in call.outputs if name is not None]
-            raise UnusableRowError(
-                f"a row is emitted to {to!r}, and the side outputs are {', '.join(names) or '(none)'}."
-                f"{did_you_mean(str(to), names)}"
-            )
+            raise unknown_output(call.outputs, to)
         output.add(row, call.now_us, call.tie)
 
     def set_timer(self, at: datetime) -> None:

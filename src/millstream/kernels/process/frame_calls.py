@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from millstream.choices import did_you_mean
 from millstream.errors import MillstreamError
 from millstream.kernels.arrays import Int64s
 from millstream.kernels.errors.user_code import (
@@ -33,6 +32,7 @@ from millstream.kernels.errors.user_code import (
 )
 from millstream.kernels.frames import HASH, TIME
 from millstream.kernels.process.frame_function import FrameContext, FrameFunction
+from millstream.kernels.process.side_outputs import unknown_output
 from millstream.kernels.process.stored_keys import StateColumns
 from millstream.kernels.state.keyhash import Hashes
 
@@ -106,11 +106,7 @@ class _Call:
         """Take a frame of rows, if it is one of an output."""
         output = self.outputs.get(to)
         if output is None:
-            names = [name for name in self.outputs if name is not None]
-            raise UnusableRowError(
-                f"rows are emitted to {to!r}, and the side outputs are {', '.join(names) or '(none)'}."
-                f"{did_you_mean(str(to), names)}"
-            )
+            raise unknown_output(self.outputs, to)
         if not isinstance(rows, pl.DataFrame):
             raise UnusableRowError(f"a {type(rows).__name__} is emitted, and not a frame of polars")
         declared = [name for name, _ in output.columns]
