@@ -8,12 +8,14 @@ import numpy as np
 import polars as pl
 
 from millstream.kernels.arrays import Int64s
-from millstream.kernels.changes import group_numbers
-from millstream.kernels.column_types import of_one_zero
-from millstream.kernels.frames import HASH
 from millstream.kernels.process.declarations import StateDeclaration
 from millstream.kernels.process.frame_calls import TIMERS, FrameKeys, with_defaults
-from millstream.kernels.process.stored_keys import StateColumns, stored_frame, stored_parts
+from millstream.kernels.process.stored_keys import (
+    StateColumns,
+    keys_of_batch,
+    stored_frame,
+    stored_parts,
+)
 from millstream.kernels.time.watermarks import NO_WATERMARK
 
 _TIMES = pl.List(pl.Datetime("us", "UTC"))
@@ -23,17 +25,13 @@ def frame_keys(
     known: pl.DataFrame | None, due: pl.DataFrame | None, columns: StateColumns, *, timers: bool
 ) -> tuple[FrameKeys, Int64s]:
     """Return the keys of a batch with their state, those that are stored first; and the number of the key of each row."""
-    key = [HASH, *(name for name, _ in columns.key)]
-    every = pl.concat([table[key] for table in (known, due) if table is not None])
-    every = every.with_columns(map(of_one_zero, every.get_columns()))
-    numbers = group_numbers(every, key)
+    every, numbers = keys_of_batch(known, due, columns)
     firsts = np.empty(int(numbers.max()) + 1, np.int64)
     firsts[numbers[::-1]] = np.arange(len(numbers))[::-1]
     held = 0 if known is None else known.height
     states, now, timers_us = stored_parts(known, columns)
-    nothing = pl.DataFrame({name: [None] for name in states.columns}, schema=states.schema)
     places = np.minimum(firsts, held)
-    state = pl.concat([states, nothing])[places]
+    state = pl.concat([states, states.clear(1)])[places]
     if timers:
         none = pl.Series(TIMERS, [[]], pl.List(pl.Int64))
         state = state.with_columns(

@@ -323,8 +323,7 @@ def _placed(state: pl.DataFrame, numbers: Int64s, count: int) -> pl.DataFrame:
         return state
     places = np.full(count, state.height, np.int64)
     places[numbers] = np.arange(len(numbers))
-    nothing = pl.DataFrame({name: [None] for name in state.columns}, schema=state.schema)
-    placed: pl.DataFrame = pl.concat([state, nothing])[places]
+    placed: pl.DataFrame = pl.concat([state, state.clear(1)])[places]
     return placed
 
 

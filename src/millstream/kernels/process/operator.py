@@ -22,8 +22,7 @@ import numpy as np
 import polars as pl
 
 from millstream.kernels.arrays import Int64s
-from millstream.kernels.changes import concat_present, group_numbers
-from millstream.kernels.column_types import of_one_zero
+from millstream.kernels.changes import concat_present
 from millstream.kernels.errors.dead_letter_collector import FailedRows
 from millstream.kernels.errors.user_code import UserCode
 from millstream.kernels.frames import (
@@ -52,6 +51,7 @@ from millstream.kernels.process.stored_keys import (
     StoredKey,
     StoredKeys,
     StoredRows,
+    keys_of_batch,
 )
 from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.keyhash import Hashes, hash_columns
@@ -402,11 +402,8 @@ class _BatchKeys:
     def of(
         cls, known: pl.DataFrame | None, due: pl.DataFrame | None, columns: StateColumns
     ) -> _BatchKeys:
-        key = [HASH, *(name for name, _ in columns.key)]
-        every = pl.concat([table[key] for table in (known, due) if table is not None])
-        every = every.with_columns(map(of_one_zero, every.get_columns()))
-        stored = [] if known is None else columns.keys_of(known)
-        return cls(every, group_numbers(every, key), stored)
+        every, numbers = keys_of_batch(known, due, columns)
+        return cls(every, numbers, [] if known is None else columns.keys_of(known))
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, Any], int, StoredKey | None, list[int]]]:
         """Yield of each key a place in ``every``, its columns and hash, what is stored of it, and its rows."""

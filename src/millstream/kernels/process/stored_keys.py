@@ -18,6 +18,9 @@ import numpy as np
 import polars as pl
 
 from millstream.errors import CorruptionError, UserCodeError
+from millstream.kernels.arrays import Int64s
+from millstream.kernels.changes import group_numbers
+from millstream.kernels.column_types import of_one_zero
 from millstream.kernels.errors.user_code import FAILURES, UnusableRowError, error_reason
 from millstream.kernels.frames import HASH, WEIGHT
 from millstream.kernels.process.declarations import StateDeclaration, StateKind
@@ -92,6 +95,16 @@ class StateColumns:
         written_of = zip(*written, strict=True) if written else iter([()] * rows.height)
         rest = (rows[name].to_list() for name in (_NOW, _TIMERS, _PROCESSING_TIMERS))
         return [StoredKey(*one) for one in zip(values_of, written_of, *rest, strict=True)]
+
+
+def keys_of_batch(
+    known: pl.DataFrame | None, due: pl.DataFrame | None, columns: StateColumns
+) -> tuple[pl.DataFrame, Int64s]:
+    """Return the key of each stored row, and then of each row of a batch, with its hash; and the number of that key."""
+    key = [HASH, *(name for name, _ in columns.key)]
+    every = pl.concat([table[key] for table in (known, due) if table is not None])
+    every = every.with_columns(map(of_one_zero, every.get_columns()))
+    return every, group_numbers(every, key)
 
 
 def held_values(column: pl.Series, kind: StateKind) -> list[Any]:
