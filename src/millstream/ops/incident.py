@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from millstream.client.open import open_reader
 from millstream.client.recorded import RecordedInput
 from millstream.errors import ConfigError, ConflictError, OffsetOutOfRangeError
+from millstream.kernels.adopted_state import Manifests
 from millstream.kernels.state.operator_state import run_names
 from millstream.kernels.time.watermarks import PartitionProgress
 from millstream.object_store.address import is_url
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
     from millstream.spark.local_run import LocalProgress
 
 NOTE = "incident.json"
-Manifests = Mapping[tuple[int, int], bytes]
 
 _TEST = '''"""Batch {batch_id} of the app {app!r} {failed}
 

@@ -24,7 +24,7 @@ from millstream.errors import (
     OffsetOutOfRangeError,
     UnknownTopicError,
 )
-from millstream.kernels.adopted_state import StatePart, combine_state
+from millstream.kernels.adopted_state import Manifests, StatePart, combine_state
 from millstream.kernels.enrichment.operator import Enrichment
 from millstream.kernels.plan import ForeachSinkSpec, JobPlan, ViewSinkSpec
 from millstream.ops.plan import buckets_of_state
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 _PUT_IN_PLACE = "put-in-place"
 _OF_SOURCES = ("read", "dead", "filtered")
 _OF_OPERATORS = ("late", "dead", "duplicate")
-
-Manifests = Mapping[tuple[int, int], bytes]
 
 
 @dataclass(frozen=True)
@@ -292,9 +290,8 @@ class EarlierBatches:
                 for operator in stage.operators
             },
         }
-        shift = known.batch_id - (
-            0 if known.folder is None else 1
-        )  # what it begins with is a batch
+        # What a known state begins with is a batch of the store's own.
+        shift = known.batch_id if known.folder is None else known.batch_id - 1
         now = {
             (line["batch_id"] + shift, line["step"]): line
             for line in computed.ledger(self.app.name)
@@ -303,8 +300,9 @@ class EarlierBatches:
             if line["batch_id"] >= batch_id:
                 return
             again = now.get((line["batch_id"], line["step"]))
-            for name in () if again is None else counted.get(line["step"], ()):
-                assert again is not None
+            if again is None:
+                continue
+            for name in counted.get(line["step"], ()):
                 if again[name] != line[name]:
                     raise ConfigError(
                         self._cannot(
