@@ -33,11 +33,10 @@ from millstream.client.recorded import RecordedInput
 from millstream.errors import ConfigError, ConflictError, OffsetOutOfRangeError
 from millstream.kernels.adopted_state import Manifests
 from millstream.kernels.state.operator_state import run_names
-from millstream.kernels.time.watermarks import PartitionProgress
 from millstream.object_store.address import is_url
 from millstream.ops.deploy import utc_now
 from millstream.ops.state_before import EarlierBatches
-from millstream.spark.source.offsets import SourceOffset, planned_offset
+from millstream.spark.source.offsets import SourceOffset, first_offset, planned_offset
 from millstream.spark.stages.run_files import object_name
 from millstream.views.position import SOURCE_OFFSET
 from millstream.views.runs.control_files import active_runs
@@ -279,19 +278,26 @@ def _find_next(app: App) -> _Batch:
         raise ConfigError(
             f"Batch {following} of {app.name} was never begun: its last run ended in order. Nothing is there to capture."
         )
-    end = SourceOffset.from_json(planned)
-    start = _log_start(app, end) if before is None else SourceOffset.from_json(before)
-    return _Batch(following, start, end, program, manifests, position, app.folder / "runs")
+    start = _log_start(app, planned) if before is None else before
+    return _Batch(
+        following,
+        SourceOffset.from_json(start),
+        SourceOffset.from_json(planned),
+        program,
+        manifests,
+        position,
+        app.folder / "runs",
+    )
 
 
-def _log_start(app: App, end: SourceOffset) -> SourceOffset:
+def _log_start(app: App, end: Mapping[str, Any]) -> dict[str, Any]:
     """Return the source offset of the start of the log, where the first batch begins."""
     log = open_reader(app.log)
-    topics = {
-        topic: tuple(PartitionProgress(start, 0) for start, _ in log.offsets(topic))
-        for topic in end.topics
+    starts = {
+        topic: {str(number): start for number, (start, _) in enumerate(log.offsets(topic))}
+        for topic in end["topics"]
     }
-    return replace(end, clock_ms=0, topics=topics, idle={}, behind={}, wall_ms=0)
+    return first_offset(end, starts)
 
 
 def _write_input(app: App, batch: _Batch, folder: Path) -> int:
