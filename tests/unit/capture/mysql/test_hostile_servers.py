@@ -104,8 +104,9 @@ def test_a_text_that_the_server_cannot_give_whole_is_refused_and_not_null(databa
         database.run(f"SET GLOBAL max_allowed_packet = {before}")
 
 
+@both
 def test_a_transaction_of_xa_that_was_prepared_before_is_waited_for(database, replica, monkeypatch):
-    """Of MariaDB: its rows are logged when it is prepared, and no snapshot has them before it is committed."""
+    """Its rows are logged when it is prepared, before the place of a snapshot, which has them once it is committed."""
     monkeypatch.setattr(sources, "LOCK_PAUSE_S", 0.1)
     database.run("CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     with database.connect() as session, session.cursor() as cursor:

@@ -207,23 +207,6 @@ def test_a_transaction_of_xa_is_captured_when_it_is_of_one_phase_and_refused_whe
 
 
 @of_mysql
-def test_fault_19_a_transaction_that_is_prepared_before_the_snapshot_is_in_it(
-    database, replica, monkeypatch
-):
-    """The rows that it commits later are in the log before the place of the snapshot: the lock waits for it."""
-    monkeypatch.setattr(sources, "LOCK_PAUSE_S", 0.1)
-    database.run("CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1)")
-    with database.connect() as session, session.cursor() as cursor:
-        for statement in ("XA START 'z'", "INSERT INTO t VALUES (2)", "XA END 'z'", "XA PREPARE 'z'"):  # fmt: skip
-            cursor.execute(statement)
-        replica.follow(database.source(), now)
-        assert replica.rows("t") == []
-        cursor.execute("XA COMMIT 'z'")
-    replica.follow(database.source(), now)
-    assert [row["id"] for row in replica.rows("t")] == [1, 2]
-
-
-@of_mysql
 def test_an_index_on_an_expression_is_refused(database):
     database.run("CREATE TABLE t (id INT PRIMARY KEY, INDEX i ((id * 2)))")
     with pytest.raises(ConfigError, match="DROP INDEX `i`"):
