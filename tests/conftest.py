@@ -97,12 +97,17 @@ def s3_proxy(tmp_path_factory):
 @pytest.fixture
 def s3(s3_proxy, monkeypatch):
     """The proxy of an S3 server, without faults, and an environment in which clients go through it."""
-    for name, value in environment(s3_proxy.port).items():
+    yield from _without_faults(s3_proxy, environment(s3_proxy.port), monkeypatch)
+
+
+def _without_faults(proxy, variables, monkeypatch):
+    """Give a proxy without faults, in an environment of these variables; take away those that a test lets it make."""
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    s3_proxy.decide = lambda _method, _path: None
-    s3_proxy.requests.clear()
-    yield s3_proxy
-    s3_proxy.decide = lambda _method, _path: None
+    proxy.decide = lambda _method, _path: None
+    proxy.requests.clear()
+    yield proxy
+    proxy.decide = lambda _method, _path: None
 
 
 @pytest.fixture
@@ -123,12 +128,8 @@ def azure_proxy(tmp_path_factory):
 @pytest.fixture
 def azure(azure_proxy, monkeypatch):
     """The proxy of a server of Azure's protocol, without faults, and an environment in which clients go through it."""
-    for name, value in azure_server.environment(azure_proxy.port).items():
-        monkeypatch.setenv(name, value)
-    azure_proxy.decide = lambda _method, _path: None
-    azure_proxy.requests.clear()
-    yield azure_proxy
-    azure_proxy.decide = lambda _method, _path: None
+    variables = azure_server.environment(azure_proxy.port)
+    yield from _without_faults(azure_proxy, variables, monkeypatch)
 
 
 @pytest.fixture

@@ -153,6 +153,18 @@ class FaultProxy:
         self._server.shutdown()
         self._server.server_close()
 
+    def fail_first(self, times: int, method: str, kind: str) -> None:
+        """Let the first ``times`` requests of a method fail."""
+        left = [times]
+
+        def decide(seen: str, _path: str) -> Fault | None:
+            if seen != method or not left[0]:
+                return None
+            left[0] -= 1
+            return Fault(kind, 0.1)
+
+        self.decide = decide
+
     def count(self, method: str) -> int:
         return sum(each == method for each, _ in self.requests)
 

@@ -6,7 +6,6 @@ import shutil
 import pyarrow as pa
 import pytest
 from azure_server import ACCOUNT, KEY
-from s3_server import Fault
 
 from millstream.errors import EnvironmentProblem, ObjectStoreUnavailableError
 from millstream.object_store import client as client_module
@@ -25,22 +24,9 @@ def put(store, name="1-a"):
     store.sync()
 
 
-def failing(azure, kind, times, method):
-    """The first ``times`` requests of a method fail."""
-    left = [times]
-
-    def decide(seen, _path):
-        if seen != method or not left[0]:
-            return None
-        left[0] -= 1
-        return Fault(kind, 0.1)
-
-    azure.decide = decide
-
-
 @pytest.mark.parametrize("kind", ["503", "cut upload", "lost answer", "slow", "silence"])
 def test_an_upload_survives_two_faults(azure, new_azure_store, kind):
-    failing(azure, kind, 2, "PUT")
+    azure.fail_first(2, "PUT", kind)
     store = new_azure_store()
     put(store)
     assert store.requests.retries == (0 if kind == "slow" else 2)
@@ -51,14 +37,14 @@ def test_an_upload_survives_two_faults(azure, new_azure_store, kind):
 def test_a_download_survives_two_faults(azure, new_azure_store, tmp_path, kind):
     put(new_azure_store())
     shutil.rmtree(tmp_path / "cache")
-    failing(azure, kind, 2, "GET")
+    azure.fail_first(2, "GET", kind)
     store = new_azure_store()
     assert store.read("1-a", WHOLE).data.to_pybytes() == DATA
     assert store.requests.gets == (1 if kind == "slow" else 3)
 
 
 def test_a_torn_upload_leaves_no_object(azure, new_azure_store):
-    failing(azure, "cut upload", 10**9, "PUT")
+    azure.fail_first(10**9, "PUT", "cut upload")
     with pytest.raises(ObjectStoreUnavailableError):
         put(new_azure_store(policy=RetryLimits(1, 0.01, 0.05)))
     azure.decide = lambda *_: None
@@ -70,9 +56,9 @@ def test_many_names_are_listed_once_each_whatever_fails(azure, new_azure_store):
     names = [f"1-{number:02d}" for number in range(12)]
     for name in names:
         put(store, name)
-    failing(azure, "cut download", 1, "GET")
+    azure.fail_first(1, "GET", "cut download")
     assert list(new_azure_store().names()) == names
-    failing(azure, "503", 1, "POST")
+    azure.fail_first(1, "POST", "503")
     store.delete_all()
     assert list(new_azure_store().names()) == []
 

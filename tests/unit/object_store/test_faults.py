@@ -24,22 +24,9 @@ def put(store, name="1-a", data=DATA):
     store.sync()
 
 
-def failing(s3, kind, times, method):
-    """The first ``times`` requests of a method fail."""
-    left = [times]
-
-    def decide(seen, _path):
-        if seen != method or not left[0]:
-            return None
-        left[0] -= 1
-        return Fault(kind, 0.1)
-
-    s3.decide = decide
-
-
 @pytest.mark.parametrize("kind", ["503", "409", "cut upload", "lost answer", "slow", "silence"])
 def test_an_upload_survives_two_faults_and_says_so_in_one_line(s3, new_store, kind, caplog):
-    failing(s3, kind, 2, "PUT")
+    s3.fail_first(2, "PUT", kind)
     store = new_store()
     with caplog.at_level(logging.WARNING):
         put(store)
@@ -55,7 +42,7 @@ def test_an_upload_survives_two_faults_and_says_so_in_one_line(s3, new_store, ki
 def test_a_download_survives_two_faults(s3, new_store, tmp_path, kind):
     put(new_store())
     shutil.rmtree(tmp_path / "cache")
-    failing(s3, kind, 2, "GET")
+    s3.fail_first(2, "GET", kind)
     store = new_store()
     assert store.read("1-a", WHOLE).data.to_pybytes() == DATA
     assert store.requests.gets == (1 if kind == "slow" else 3)
@@ -69,13 +56,13 @@ def test_a_name_that_was_taken_and_removed_meanwhile_is_taken(s3, new_store, mon
         raise FileNotFoundError(name)
 
     monkeypatch.setattr(ObjectClient, "get", gone)
-    failing(s3, "503", 1, "PUT")
+    s3.fail_first(1, "PUT", "503")
     with pytest.raises(FileExistsError):
         client.put("1-a", memoryview(b"ours"))
 
 
 def test_a_torn_upload_leaves_no_object(s3, new_store):
-    failing(s3, "cut upload", 10**9, "PUT")
+    s3.fail_first(10**9, "PUT", "cut upload")
     with pytest.raises(ObjectStoreUnavailableError):
         put(new_store())
     s3.decide = lambda *_: None
@@ -83,7 +70,7 @@ def test_a_torn_upload_leaves_no_object(s3, new_store):
 
 
 def test_a_final_failure_is_one_error_with_the_url(s3, new_store, s3_url):
-    failing(s3, "503", 10**9, "PUT")
+    s3.fail_first(10**9, "PUT", "503")
     with pytest.raises(ObjectStoreUnavailableError) as failed:
         put(new_store(policy=RetryLimits(0.3, 0.01, 0.05)))
     message = str(failed.value)
