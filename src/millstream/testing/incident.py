@@ -18,7 +18,8 @@ from millstream.ops.incident_replay import read_note, replay_batch
 def replay_incident(folder: Path, file: Path) -> dict[str, pl.DataFrame]:
     """Run the batch in a folder by the app that a file declares; modules beside the file are found.
 
-    Return the rows that the batch sets in each view, by its name. The views are empty before. They are imported anew, whatever has been imported under their names before, such as by the test of another incident.
+    These are imported anew, whatever has been imported under their names before, such as by the test of another incident.
+    Return the rows that the batch sets in each view, by its name. The views are empty before.
 
     Raises:
         Exception: the batch fails, as it failed when it was captured. Of a batch that was committed: the user's code fails
