@@ -78,23 +78,34 @@ class FrameKeys:
         found: Hashes = self.keys[HASH].to_numpy()
         return found
 
-    def put(self, here: Int64s, state: pl.DataFrame, now_us: Int64s) -> None:
-        """Replace what is known of some keys."""
-        self.now_us[here] = now_us
+    @property
+    def ties(self) -> Int64s:
+        """What orders the rows that are emitted for a key among others of their time."""
+        ties: Int64s = -(self.hashes >> np.uint64(1)).astype(np.int64) - 1
+        return ties
+
+    def part(self, here: Int64s) -> FrameKeys:
+        """Return some keys, in their order, by themselves: :meth:`put` takes back what becomes of them."""
+        if len(here) == len(self.now_us):
+            return FrameKeys(self.keys, self.state, self.now_us)
+        return FrameKeys(self.keys[here], self.state[here], self.now_us[here])
+
+    def put(self, here: Int64s, part: FrameKeys) -> None:
+        """Replace what is known of some keys by what a part has of them."""
+        self.now_us[here] = part.now_us
         count = self.state.height
         if len(here) == count:
-            self.state = state
+            self.state = part.state
             return
         places = np.arange(count)
         places[here] = count + np.arange(len(here))
-        self.state = pl.concat([self.state, state])[places]
+        self.state = pl.concat([self.state, part.state])[places]
 
 
 @dataclass
 class _Call:
-    """One call: its keys, by their numbers in the batch, the times that they are at after it, and what it emits."""
+    """One call: of each of its keys the time that it is at after it, and what orders its rows; and what it emits."""
 
-    here: Int64s
     times_us: Int64s
     latest_us: int
     ties: Int64s
@@ -115,7 +126,7 @@ class _Call:
                 f"a frame that is emitted has the columns {', '.join(rows.columns)}, and is declared with "
                 f"{', '.join([KEY, *declared])}"
             )
-        numbers = key_numbers(rows, len(self.here))
+        numbers = key_numbers(rows, len(self.times_us))
         times = self._times(rows, numbers)
         columns = [
             typed(rows[name], dtype, f"The column {name!r} of a frame that is emitted")
@@ -146,6 +157,18 @@ class _Call:
 
 
 @dataclass
+class _Tried:
+    """The rows or timers for which a method is called, their times, and how they are named if one fails."""
+
+    method: Method
+    given: pl.DataFrame
+    times_us: Int64s
+    table: pl.DataFrame
+    failed: Callable[[int, str], None]
+    failures: int = 0
+
+
+@dataclass
 class FrameCalls:
     """Makes the calls of one batch of one bucket.
 
@@ -164,125 +187,109 @@ class FrameCalls:
 
     def __post_init__(self) -> None:
         self.has_timers = self.function.defines("on_timers")
-        self._tie_of = -(self.keys.hashes >> np.uint64(1)).astype(np.int64) - 1
         self._types = {name: one.stored_dtype for name, one in self.columns.states}
         if self.has_timers:
             self._types[TIMERS] = pl.List(_INSTANT)
 
     def rows(self, rows: pl.DataFrame, names: Sequence[str], numbers: Int64s) -> None:
         """Make the calls for rows, with ``__time``; ``numbers`` are those of their keys."""
-        times = rows[TIME].to_numpy()
-        table = rows[[*names, TIME]]
-
-        def one(start: int, end: int) -> BaseException | None:
-            return self._made(
-                self.function.on_rows, table[start:end], numbers[start:end], times[start:end]
-            )
-
-        self._by_halves(one, rows, lambda at, reason: self.failed_rows.append((at, reason)))
+        tried = _Tried(
+            self.function.on_rows,
+            rows[[*names, TIME]],
+            rows[TIME].to_numpy(),
+            rows,
+            lambda at, reason: self.failed_rows.append((at, reason)),
+        )
+        self._by_halves(tried, self.keys, numbers)
 
     def timers(self) -> None:
         """Make the calls for the timers that are due: of each key the earliest, and again until none is."""
-        rounds = 0
+        rounds, keys, places = 0, self.keys, np.arange(len(self.keys.now_us))
         while self.has_timers:
-            first = self.keys.state[TIMERS].list.first().dt.timestamp("us")
+            first = keys.state[TIMERS].list.first().dt.timestamp("us")
             here = np.flatnonzero((first <= self.until_us).fill_null(value=False).to_numpy())
+            at_us = first[here].to_numpy()
+            if 2 * len(here) <= len(places):  # the others get no call that could set a timer
+                self.keys.put(places, keys)
+                places = places[here]
+                keys, here = self.keys.part(places), np.arange(len(here))
             if not len(here):
                 return
-            self._timers(here, first[here].to_numpy())
+            self._timers(keys, here, at_us)
             rounds += 1
             if rounds > TIMER_ROUNDS_MAX:
                 loop = UnusableRowError(
                     f"more than {TIMER_ROUNDS_MAX:,} timers of a key have fired in one batch: a timer sets another that "
                     "is not after it"
                 )
-                raise self.code.refusal(loop, self._timer_rows(here), 0)
+                raise self.code.refusal(loop, keys.keys.drop(HASH)[here], 0)
 
-    def _timers(self, here: Int64s, at_us: Int64s) -> None:
+    def _timers(self, keys: FrameKeys, here: Int64s, at_us: Int64s) -> None:
         """Make the calls for one timer of each of some keys, which they have no more."""
-        rest = self.keys.state[here].with_columns(pl.col(TIMERS).list.slice(1))
-        self.keys.put(here, rest, self.keys.now_us[here])
-        times = np.maximum(at_us, self.keys.now_us[here])
+        part = keys.part(here)
+        part.state = part.state.with_columns(pl.col(TIMERS).list.slice(1))
+        times = np.maximum(at_us, part.now_us)
         shown = pl.DataFrame({"time": pl.Series(at_us).cast(_INSTANT), TIME: times})
-
-        def one(start: int, end: int) -> BaseException | None:
-            return self._made(
-                self.function.on_timers, shown[start:end], here[start:end], times[start:end]
-            )
+        names = part.keys.drop(HASH)
 
         def failed(at: int, reason: str) -> None:
-            key = self.keys.keys.drop(HASH).row(int(here[at]), named=True)
-            self.failed_timers.append((key, int(at_us[at]), reason))
+            self.failed_timers.append((names.row(at, named=True), int(at_us[at]), reason))
 
-        self._by_halves(one, self._timer_rows(here).hstack(shown[["time"]]), failed)
+        table = names.hstack(shown[["time"]])
+        tried = _Tried(self.function.on_timers, shown, times, table, failed)
+        self._by_halves(tried, part, np.arange(len(here)))
+        keys.put(here, part)
 
-    def _timer_rows(self, here: Int64s) -> pl.DataFrame:
-        rows: pl.DataFrame = self.keys.keys.drop(HASH)[here]
-        return rows
+    def _by_halves(self, tried: _Tried, keys: FrameKeys, numbers: Int64s, start: int = 0) -> None:
+        """Call for the rows from ``start`` on, one for each of the numbers of their keys; where that fails, for halves.
 
-    def _by_halves(
-        self,
-        one: Callable[[int, int], BaseException | None],
-        table: pl.DataFrame,
-        failed: Callable[[int, str], None],
-    ) -> None:
-        """Call for a range, and where that fails for its halves.
+        A half has its own keys alone: to copy the others for each call would take longer than the calls.
 
         Raises:
             UserCodeError: a row fails and failing rows are to stop the job, or all of many do.
         """
-        ranges, failures = [(0, table.height)], 0
-        while ranges:
-            start, end = ranges.pop()
-            error = one(start, end) if end > start else None
-            if error is None:
-                continue
-            if end - start > 1:
-                middle = (start + end) // 2
-                ranges += [(middle, end), (start, middle)]
-                continue
-            failures += 1
-            if self.code.on_error == "stop":
-                raise self.code.refusal(error, table, start)
-            if is_hopeless(failures, start, table.height):
-                raise self.code.refusal(error, table, start, hopeless=True)
-            failed(start, error_reason(error))
-
-    def _made(
-        self, method: Method, given: pl.DataFrame, numbers: Int64s, times: Int64s
-    ) -> BaseException | None:
-        """Make a call; return the error with which it failed, and then nothing has changed."""
-        present = np.zeros(len(self.keys.now_us), np.bool_)
+        present = np.zeros(len(keys.now_us), np.bool_)
         present[numbers] = True
         here = np.flatnonzero(present)
         mine = (np.cumsum(present) - 1)[numbers]
-        now_us = np.empty(len(here), np.int64)
-        now_us[mine] = times  # of several rows of a key, that of the last stays
-        call = _Call(
-            here, now_us, int(times.max()), self._tie_of[here], self.floor_us, self.outputs
-        )
-        frame = given.insert_column(0, pl.Series(KEY, mine, pl.UInt32))
+        part = keys.part(here)
+        error = self._made(tried, part, mine, start)
+        if error is not None and len(mine) == 1:
+            self._fail(tried, start, error)
+        elif error is not None:
+            middle = len(mine) // 2
+            self._by_halves(tried, part, mine[:middle], start)
+            self._by_halves(tried, part, mine[middle:], start + middle)
+        keys.put(here, part)
+
+    def _fail(self, tried: _Tried, at: int, error: BaseException) -> None:
+        tried.failures += 1
+        if self.code.on_error == "stop":
+            raise self.code.refusal(error, tried.table, at)
+        if is_hopeless(tried.failures, at, tried.table.height):
+            raise self.code.refusal(error, tried.table, at, hopeless=True)
+        tried.failed(at, error_reason(error))
+
+    def _made(
+        self, tried: _Tried, keys: FrameKeys, numbers: Int64s, start: int
+    ) -> BaseException | None:
+        """Make a call for rows of all of some keys; return the error with which it failed, and then nothing has changed."""
+        end = start + len(numbers)
+        times = tried.times_us[start:end]
+        now_us = np.empty(len(keys.now_us), np.int64)
+        now_us[numbers] = times  # of several rows of a key, that of the last stays
+        call = _Call(now_us, int(times.max()), keys.ties, self.floor_us, self.outputs)
+        frame = tried.given[start:end].insert_column(0, pl.Series(KEY, numbers, pl.UInt32))
         try:
-            returned = method(FrameContext(call.emit), frame, self._shown(here))
-            state = self._state(returned, len(here))
+            returned = tried.method(FrameContext(call.emit), frame, _shown(keys))
+            state = self._state(returned, len(now_us))
         except MillstreamError:
             raise
         except FAILURES as error:
             return error
         call.give()
-        self.keys.put(here, state, now_us)
+        keys.state, keys.now_us = state, now_us
         return None
-
-    def _shown(self, here: Int64s) -> pl.DataFrame:
-        """Return the state of some keys as the user's code sees it."""
-        whole = len(here) == self.keys.state.height
-        keys, state = (
-            (self.keys.keys, self.keys.state)
-            if whole
-            else (self.keys.keys[here], self.keys.state[here])
-        )
-        number = pl.Series(KEY, np.arange(len(here)), pl.UInt32)
-        return pl.DataFrame([number, *keys.drop(HASH).get_columns(), *state.get_columns()])
 
     def _state(self, returned: object, count: int) -> pl.DataFrame:
         """Return the new state of the keys of a call, in their order, from what the user's code returned."""
@@ -315,6 +322,13 @@ class FrameCalls:
             keys = state[name].list.eval(pl.element().struct.field("key"))
             if (keys.list.n_unique() < keys.list.len()).any():
                 raise UnusableRowError(f"The state {name!r} has a key of a map twice")
+
+
+def _shown(keys: FrameKeys) -> pl.DataFrame:
+    """Return the state of keys as the user's code sees it."""
+    number = pl.Series(KEY, np.arange(len(keys.now_us)), pl.UInt32)
+    columns = [*keys.keys.drop(HASH).get_columns(), *keys.state.get_columns()]
+    return pl.DataFrame([number, *columns])
 
 
 def _placed(state: pl.DataFrame, numbers: Int64s, count: int) -> pl.DataFrame:
