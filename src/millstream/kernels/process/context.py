@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import polars as pl
 
+from millstream.choices import did_you_mean
 from millstream.kernels.errors.user_code import UnusableRowError
 from millstream.kernels.process.key_state import KeyState
-from millstream.kernels.process.side_outputs import unknown_output
 from millstream.kernels.process.values import Conversion, column_of, conversion
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -139,6 +139,15 @@ def _fields(row: object) -> Mapping[str, Any]:
         return {one.name: getattr(row, one.name) for one in fields(row)}
     raise UnusableRowError(
         f"{row!r} is emitted, which is neither a dict of columns nor an instance of a dataclass"
+    )
+
+
+def unknown_output(outputs: Iterable[str | None], to: str | None) -> UnusableRowError:
+    """Return the error of the user's code that emits to none of the outputs."""
+    names = [name for name in outputs if name is not None]
+    return UnusableRowError(
+        f"a row is emitted to {to!r}, and the side outputs are {', '.join(names) or '(none)'}."
+        f"{did_you_mean(str(to), names)}"
     )
 
 

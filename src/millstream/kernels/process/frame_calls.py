@@ -31,8 +31,8 @@ from millstream.kernels.errors.user_code import (
     is_hopeless,
 )
 from millstream.kernels.frames import HASH, TIME
+from millstream.kernels.process.context import unknown_output
 from millstream.kernels.process.frame_function import FrameContext, FrameFunction
-from millstream.kernels.process.side_outputs import unknown_output
 from millstream.kernels.process.stored_keys import StateColumns
 from millstream.kernels.state.keyhash import Hashes
 

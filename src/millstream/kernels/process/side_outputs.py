@@ -6,14 +6,12 @@ which a column has the number of its output before its name, and ``__branch`` sa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import polars as pl
 
-from millstream.choices import did_you_mean
-from millstream.kernels.errors.user_code import UnusableRowError
 from millstream.kernels.frames import HIDDEN_PREFIX, RELEASED, RELEASED_TIE, TIME
 from millstream.kernels.steps import BRANCH, ColumnNames, StepResult
 
@@ -30,15 +28,6 @@ class Emitted(Protocol):
     def frame(self) -> pl.DataFrame:
         """Return the rows, without their times."""
         ...
-
-
-def unknown_output(outputs: Iterable[str | None], to: str | None) -> UnusableRowError:
-    """Return the error of the user's code that emits to none of the outputs."""
-    names = [name for name in outputs if name is not None]
-    return UnusableRowError(
-        f"a row is emitted to {to!r}, and the side outputs are {', '.join(names) or '(none)'}."
-        f"{did_you_mean(str(to), names)}"
-    )
 
 
 def _column(number: int, name: str) -> str:
