@@ -38,7 +38,7 @@ GOOD = [
 
 
 @pytest.mark.parametrize("state", GOOD, ids=lambda state: type(state).__name__)
-def test_a_deep_copy_is_a_twin_and_a_flat_one_is_none(state) -> None:
+def test_a_deep_copy_is_a_twin_and_a_flat_one_is_none(state: Any) -> None:
     assert are_twins(state, deepcopy(state))
     assert not are_twins(state, state)
 
