@@ -269,10 +269,11 @@ def test_state_that_was_rescaled_since_is_computed_in_the_buckets_that_it_began_
     edited.run(app)
     app = edited.write(*EDIT)
     deploy(app)
+    held = {}
     for seed in (2, 3):
         edited.append(events(40, seed, first=40 * seed))
         edited.run(app)
-        held = held if seed == 3 else state_of(app)[1]
+        held[seed] = state_of(app)[1]
     with open_state_store(app.state_store) as store:
         was = store.program(app.name, JOB).partitioning
         now = {**was, "bucket_count": 4, "declared_buckets": 2}
@@ -282,5 +283,5 @@ def test_state_that_was_rescaled_since_is_computed_in_the_buckets_that_it_began_
         store.replace_state(start, made, now, was=was)
     folder = tmp_path / "incident"
     capture_incident(app, edited.file, folder, 2)
-    assert packed_state(folder, app) == held
+    assert packed_state(folder, app) == held[2]
     assert replay_incident(folder, edited.file)["per_ad"].height > 0
