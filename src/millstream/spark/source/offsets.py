@@ -408,7 +408,7 @@ def _rules(sources: Sequence[SourcePlan]) -> dict[str, list[Any]]:
     return {
         source.name: [
             source.topic,
-            None if source.rule.heartbeat_ms is None else source.rule.idle_ms,
+            None if source.rule.producers_max is None else source.rule.idle_ms,
             source.rule.idle_advance,
         ]
         for source in sources
