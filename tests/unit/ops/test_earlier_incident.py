@@ -16,6 +16,7 @@ from millstream.kernels.rescale import rescale_manifests
 from millstream.kernels.state.keyhash import Buckets
 from millstream.ops.deploy import deploy
 from millstream.ops.incident import capture_incident
+from millstream.spark.rescale import rescale
 from millstream.testing import replay_incident
 from millstream.views.schema import JOB
 from millstream.views.sink import RunStart
@@ -281,7 +282,10 @@ def test_state_that_was_rescaled_since_is_computed_in_the_buckets_that_it_began_
         plan = app.plan(Buckets(2, was["hash_seed"]))
         made = rescale_manifests(plan.stages, store.state_manifests(app.name, JOB), 2, 4)
         store.replace_state(start, made, now, was=was)
+    rescale(app.name, app.folder, buckets=8)  # which the next run will do
     folder = tmp_path / "incident"
+    with pytest.raises(ConfigError, match="was rescaled, and has not run since"):
+        capture_incident(app, edited.file, folder)
     capture_incident(app, edited.file, folder, 2)
     assert packed_state(folder, app) == held[2]
     assert replay_incident(folder, edited.file)["per_ad"].height > 0
