@@ -222,14 +222,20 @@ def timer_rows(
     timers: Sequence[tuple[Mapping[str, Any], int, str]], key: Sequence[tuple[str, pl.DataType]]
 ) -> pl.DataFrame:
     """Return failed timers as rows: the columns of the key, and the time."""
-    time = TIMER_COLUMN
-    while time in dict(key):
-        time += "_"
     columns = [
         pl.Series(name, [of[name] for of, *_ in timers], dtype, strict=True) for name, dtype in key
     ]
+    time = timer_column([name for name, _ in key])
     times = pl.Series(time, [at_us for _, at_us, _ in timers], pl.Datetime("us", "UTC"))
     return pl.DataFrame([*columns, times])
+
+
+def timer_column(key: Sequence[str]) -> str:
+    """Return the name of the column that has the time, which the key has no column of."""
+    name = TIMER_COLUMN
+    while name in key:
+        name += "_"
+    return name
 
 
 def key_rows(rows: pl.DataFrame, columns: Sequence[str], time: str, tie: str) -> KeyRows:

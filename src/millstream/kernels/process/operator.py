@@ -162,12 +162,16 @@ class _ProcessBatch:
         self.timers = Timers(state, "timers", _HOUR_US)
         self.processing_timers = Timers(state, "processing_timers", _MINUTE_MS)
         self.expiries = Timers(state, "expiries", _HOUR_US)
+        function = operator.function
+        frames = isinstance(function, FrameFunction)
         self.keys = StoredKeys(
             operator.name,
             state,
             operator.state_columns,
             operator.version,
-            operator.function.migrate,
+            function.migrate,
+            timers_taken=not frames or function.defines("on_timers"),
+            processing_timers_taken=not frames,
         )
         self.until_us = operator.output_watermark(self.context.watermark_us)
         self.floor_us = operator.output_watermark(self.context.watermark_before_us)
