@@ -12,7 +12,8 @@ from millstream.kernels.changes import group_numbers
 from millstream.kernels.column_types import of_one_zero
 from millstream.kernels.frames import HASH
 from millstream.kernels.process.declarations import StateDeclaration
-from millstream.kernels.process.frame_calls import TIMERS, FrameKeys, one_value, with_defaults
+from millstream.kernels.process.frame_calls import TIMERS, one_value, with_defaults
+from millstream.kernels.process.frame_keys import FrameKeys
 from millstream.kernels.process.stored_keys import StateColumns, stored_frame, stored_parts
 from millstream.kernels.time.watermarks import NO_WATERMARK
 

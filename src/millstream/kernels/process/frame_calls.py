@@ -35,8 +35,8 @@ from millstream.kernels.errors.user_code import (
 from millstream.kernels.frames import HASH, TIME
 from millstream.kernels.process.calls import TIMERS_AT_ONCE_MAX, timer_column
 from millstream.kernels.process.frame_function import FrameContext, FrameFunction
+from millstream.kernels.process.frame_keys import FrameKeys
 from millstream.kernels.process.stored_keys import StateColumns
-from millstream.kernels.state.keyhash import Hashes
 
 KEY = "__key"  # UInt32: which key of the call a row is about
 TIMERS = "__timers"  # List(Datetime): the key's timers
@@ -64,31 +64,6 @@ class FrameEmissions:
 
     def frame(self) -> pl.DataFrame:
         return pl.concat(self.rows)
-
-
-@dataclass
-class FrameKeys:
-    """The keys of a batch, by number: their columns and hashes, their state, and the event time of their last calls."""
-
-    keys: pl.DataFrame
-    state: pl.DataFrame
-    now_us: Int64s
-
-    @property
-    def hashes(self) -> Hashes:
-        found: Hashes = self.keys[HASH].to_numpy()
-        return found
-
-    def put(self, here: Int64s, state: pl.DataFrame, now_us: Int64s) -> None:
-        """Replace what is known of some keys."""
-        self.now_us[here] = now_us
-        count = self.state.height
-        if len(here) == count:
-            self.state = state
-            return
-        places = np.arange(count)
-        places[here] = count + np.arange(len(here))
-        self.state = pl.concat([self.state, state])[places]
 
 
 @dataclass
@@ -193,13 +168,12 @@ class FrameCalls:
 
     def timers(self) -> None:
         """Make the calls for the timers that are due: of each key the earliest, and again until none is."""
+        if not self.has_timers:
+            return
         at_once = np.zeros(len(self.keys.now_us), np.int64)
-        while self.has_timers:
-            first = self.keys.state[TIMERS].list.first().dt.timestamp("us")
-            here = np.flatnonzero((first <= self.until_us).fill_null(value=False).to_numpy())
-            if not len(here):
-                return
-            at_us = first[here].to_numpy()
+        first = _first_timers(self.keys.state)
+        while len(here := np.flatnonzero(first <= self.until_us)):
+            at_us = first[here]
             at_once[here] = np.where(at_us > self.keys.now_us[here], 0, at_once[here] + 1)
             if at_once.max() > TIMERS_AT_ONCE_MAX:
                 loop = UnusableRowError(
@@ -208,10 +182,11 @@ class FrameCalls:
                 )
                 raise self.code.refusal(loop, self._timer_rows(here), int(at_once[here].argmax()))
             self._timers(here, at_us)
+            first[here] = _first_timers(self.keys.some(here))
 
     def _timers(self, here: Int64s, at_us: Int64s) -> None:
         """Make the calls for one timer of each of some keys, which they have no more."""
-        rest = self.keys.state[here].with_columns(pl.col(TIMERS).list.slice(1))
+        rest = self.keys.some(here).with_columns(pl.col(TIMERS).list.slice(1))
         self.keys.put(here, rest, self.keys.now_us[here])
         times = np.maximum(at_us, self.keys.now_us[here])
         shown = pl.DataFrame({"time": pl.Series(at_us).cast(_INSTANT), TIME: times})
@@ -266,10 +241,7 @@ class FrameCalls:
         self, method: Method, given: pl.DataFrame, numbers: Int64s, times: Int64s
     ) -> BaseException | None:
         """Make a call; return the error with which it failed, and then nothing has changed."""
-        present = np.zeros(len(self.keys.now_us), np.bool_)
-        present[numbers] = True
-        here = np.flatnonzero(present)
-        mine = (np.cumsum(present) - 1)[numbers]
+        here, mine = _distinct(numbers, len(self.keys.now_us))
         now_us = np.empty(len(here), np.int64)
         now_us[mine] = times  # of several rows of a key, that of the last stays
         call = _Call(
@@ -292,12 +264,8 @@ class FrameCalls:
 
     def _shown(self, here: Int64s) -> pl.DataFrame:
         """Return the state of some keys as the user's code sees it."""
-        whole = len(here) == self.keys.state.height
-        keys, state = (
-            (self.keys.keys, self.keys.state)
-            if whole
-            else (self.keys.keys[here], self.keys.state[here])
-        )
+        whole = len(here) == len(self.keys.now_us)
+        keys, state = self.keys.keys if whole else self.keys.keys[here], self.keys.some(here)
         number = pl.Series(KEY, np.arange(len(here)), pl.UInt32)
         return pl.DataFrame([number, *keys.drop(HASH).get_columns(), *state.get_columns()])
 
@@ -343,6 +311,22 @@ class FrameCalls:
                 )
             if (keys.list.n_unique() < keys.list.len()).any():
                 raise UnusableRowError(f"The state {name!r} has a key of a map twice")
+
+
+def _first_timers(state: pl.DataFrame) -> Int64s:
+    """Return the first timer of each key, and what is after all times where it has none."""
+    first = state[TIMERS].list.first().dt.timestamp("us")
+    return np.array(first.fill_null(np.iinfo(np.int64).max), np.int64)
+
+
+def _distinct(numbers: Int64s, count: int) -> tuple[Int64s, Int64s]:
+    """Return the distinct numbers, which are below ``count``, in their order, and the place of each number among them."""
+    if len(numbers) < count // 16:
+        here, mine = np.unique(numbers, return_inverse=True)
+        return here, mine
+    present = np.zeros(count, np.bool_)
+    present[numbers] = True
+    return np.flatnonzero(present), (np.cumsum(present) - 1)[numbers]
 
 
 def _is_float_list(column: pl.Series) -> bool:

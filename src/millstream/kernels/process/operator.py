@@ -42,8 +42,9 @@ from millstream.kernels.process.calls import Failures, KeyCalls, KeyRows, key_ro
 from millstream.kernels.process.context import Emissions, KeyTimers, PresentCall
 from millstream.kernels.process.declarations import StateDeclaration
 from millstream.kernels.process.frame_batch import frame_keys, kept_rows
-from millstream.kernels.process.frame_calls import TIMERS, FrameCalls, FrameEmissions, FrameKeys
+from millstream.kernels.process.frame_calls import TIMERS, FrameCalls, FrameEmissions
 from millstream.kernels.process.frame_function import FrameFunction
+from millstream.kernels.process.frame_keys import FrameKeys
 from millstream.kernels.process.function import ProcessFunction
 from millstream.kernels.process.key_state import KeyStates
 from millstream.kernels.process.side_outputs import Emitted, merged_outputs
