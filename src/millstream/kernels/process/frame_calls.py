@@ -33,13 +33,13 @@ from millstream.kernels.errors.user_code import (
     error_reason,
 )
 from millstream.kernels.frames import HASH, TIME
+from millstream.kernels.process.calls import TIMERS_AT_ONCE_MAX, timer_column
 from millstream.kernels.process.frame_function import FrameContext, FrameFunction
+from millstream.kernels.process.frame_keys import FrameKeys
 from millstream.kernels.process.stored_keys import StateColumns
-from millstream.kernels.state.keyhash import Hashes
 
 KEY = "__key"  # UInt32: which key of the call a row is about
 TIMERS = "__timers"  # List(Datetime): the key's timers
-TIMER_ROUNDS_MAX = 10_000  # of a batch: more are a loop of timers that set themselves
 _INSTANT = pl.Datetime("us", "UTC")
 
 Method = Callable[[FrameContext, pl.DataFrame, pl.DataFrame], pl.DataFrame]
@@ -67,31 +67,6 @@ class FrameEmissions:
 
 
 @dataclass
-class FrameKeys:
-    """The keys of a batch, by number: their columns and hashes, their state, and the event time of their last calls."""
-
-    keys: pl.DataFrame
-    state: pl.DataFrame
-    now_us: Int64s
-
-    @property
-    def hashes(self) -> Hashes:
-        found: Hashes = self.keys[HASH].to_numpy()
-        return found
-
-    def put(self, here: Int64s, state: pl.DataFrame, now_us: Int64s) -> None:
-        """Replace what is known of some keys."""
-        self.now_us[here] = now_us
-        count = self.state.height
-        if len(here) == count:
-            self.state = state
-            return
-        places = np.arange(count)
-        places[here] = count + np.arange(len(here))
-        self.state = pl.concat([self.state, state])[places]
-
-
-@dataclass
 class _Call:
     """One call: its keys, by their numbers in the batch, the times that they are at after it, and what it emits."""
 
@@ -102,9 +77,14 @@ class _Call:
     floor_us: int
     outputs: Mapping[str | None, FrameEmissions]
     emitted: list[tuple[FrameEmissions, pl.DataFrame, Int64s, Int64s]] = field(default_factory=list)
+    is_over: bool = False
 
     def emit(self, rows: object, to: str | None) -> None:
         """Take a frame of rows, if it is one of an output."""
+        if self.is_over:
+            raise UnusableRowError(
+                "rows are emitted by a context that was kept from another call. Take that of each call"
+            )
         output = self.outputs.get(to)
         if output is None:
             names = [name for name in self.outputs if name is not None]
@@ -188,24 +168,25 @@ class FrameCalls:
 
     def timers(self) -> None:
         """Make the calls for the timers that are due: of each key the earliest, and again until none is."""
-        rounds = 0
-        while self.has_timers:
-            first = self.keys.state[TIMERS].list.first().dt.timestamp("us")
-            here = np.flatnonzero((first <= self.until_us).fill_null(value=False).to_numpy())
-            if not len(here):
-                return
-            self._timers(here, first[here].to_numpy())
-            rounds += 1
-            if rounds > TIMER_ROUNDS_MAX:
+        if not self.has_timers:
+            return
+        at_once = np.zeros(len(self.keys.now_us), np.int64)
+        first = _first_timers(self.keys.state)
+        while len(here := np.flatnonzero(first <= self.until_us)):
+            at_us = first[here]
+            at_once[here] = np.where(at_us > self.keys.now_us[here], 0, at_once[here] + 1)
+            if at_once.max() > TIMERS_AT_ONCE_MAX:
                 loop = UnusableRowError(
-                    f"more than {TIMER_ROUNDS_MAX:,} timers of a key have fired in one batch: a timer sets another that "
+                    f"more than {TIMERS_AT_ONCE_MAX:,} timers of a key have fired at one time: a timer sets another that "
                     "is not after it"
                 )
-                raise self.code.refusal(loop, self._timer_rows(here), 0)
+                raise self.code.refusal(loop, self._timer_rows(here), int(at_once[here].argmax()))
+            self._timers(here, at_us)
+            first[here] = _first_timers(self.keys.some(here))
 
     def _timers(self, here: Int64s, at_us: Int64s) -> None:
         """Make the calls for one timer of each of some keys, which they have no more."""
-        rest = self.keys.state[here].with_columns(pl.col(TIMERS).list.slice(1))
+        rest = self.keys.some(here).with_columns(pl.col(TIMERS).list.slice(1))
         self.keys.put(here, rest, self.keys.now_us[here])
         times = np.maximum(at_us, self.keys.now_us[here])
         shown = pl.DataFrame({"time": pl.Series(at_us).cast(_INSTANT), TIME: times})
@@ -219,7 +200,9 @@ class FrameCalls:
             key = self.keys.keys.drop(HASH).row(int(here[at]), named=True)
             self.failed_timers.append((key, int(at_us[at]), reason))
 
-        self._by_halves(one, self._timer_rows(here).hstack(shown[["time"]]), failed)
+        table = self._timer_rows(here)
+        times_of = shown["time"].alias(timer_column(table.columns))
+        self._by_halves(one, table.hstack([times_of]), failed)
 
     def _timer_rows(self, here: Int64s) -> pl.DataFrame:
         rows: pl.DataFrame = self.keys.keys.drop(HASH)[here]
@@ -258,35 +241,31 @@ class FrameCalls:
         self, method: Method, given: pl.DataFrame, numbers: Int64s, times: Int64s
     ) -> BaseException | None:
         """Make a call; return the error with which it failed, and then nothing has changed."""
-        present = np.zeros(len(self.keys.now_us), np.bool_)
-        present[numbers] = True
-        here = np.flatnonzero(present)
-        mine = (np.cumsum(present) - 1)[numbers]
+        here, mine = _distinct(numbers, len(self.keys.now_us))
         now_us = np.empty(len(here), np.int64)
         now_us[mine] = times  # of several rows of a key, that of the last stays
         call = _Call(
             here, now_us, int(times.max()), self._tie_of[here], self.floor_us, self.outputs
         )
         frame = given.insert_column(0, pl.Series(KEY, mine, pl.UInt32))
+        shown = self._shown(here)
         try:
-            returned = method(FrameContext(call.emit), frame, self._shown(here))
+            returned = method(FrameContext(call.emit), frame, shown)
             state = self._state(returned, len(here))
         except MillstreamError:
             raise
         except FAILURES as error:
             return error
+        finally:
+            call.is_over = True
         call.give()
         self.keys.put(here, state, now_us)
         return None
 
     def _shown(self, here: Int64s) -> pl.DataFrame:
         """Return the state of some keys as the user's code sees it."""
-        whole = len(here) == self.keys.state.height
-        keys, state = (
-            (self.keys.keys, self.keys.state)
-            if whole
-            else (self.keys.keys[here], self.keys.state[here])
-        )
+        whole = len(here) == len(self.keys.now_us)
+        keys, state = self.keys.keys if whole else self.keys.keys[here], self.keys.some(here)
         number = pl.Series(KEY, np.arange(len(here)), pl.UInt32)
         return pl.DataFrame([number, *keys.drop(HASH).get_columns(), *state.get_columns()])
 
@@ -306,6 +285,10 @@ class FrameCalls:
             raise UnusableRowError(
                 "the state that is returned has several rows of one key. Aggregate them by __key"
             )
+        if TIMERS in returned.columns and not self.has_timers:
+            raise UnusableRowError(
+                f"the state that is returned has {TIMERS}, and the function has no on_timers that they would call"
+            )
         made = [
             typed(returned[name], dtype, f"The state {name!r}")
             for name, dtype in self._types.items()
@@ -318,9 +301,36 @@ class FrameCalls:
 
     def _check_maps(self, state: pl.DataFrame) -> None:
         for name in (name for name, one in self.columns.states if one.kind == "map"):
-            keys = state[name].list.eval(pl.element().struct.field("key"))
+            items = state[name]
+            keys = items.list.eval(pl.element().struct.field("key"))
+            if items.list.eval(pl.element().is_null()).list.any().any():
+                raise UnusableRowError(f"The state {name!r} has an item of a map that is null")
+            if _is_float_list(keys) and keys.list.eval(pl.element().is_nan()).list.any().any():
+                raise UnusableRowError(
+                    f"A key of the state {name!r} is NaN, which is equal to no key, not even to itself"
+                )
             if (keys.list.n_unique() < keys.list.len()).any():
                 raise UnusableRowError(f"The state {name!r} has a key of a map twice")
+
+
+def _first_timers(state: pl.DataFrame) -> Int64s:
+    """Return the first timer of each key, and what is after all times where it has none."""
+    first = state[TIMERS].list.first().dt.timestamp("us")
+    return np.array(first.fill_null(np.iinfo(np.int64).max), np.int64)
+
+
+def _distinct(numbers: Int64s, count: int) -> tuple[Int64s, Int64s]:
+    """Return the distinct numbers, which are below ``count``, in their order, and the place of each number among them."""
+    if len(numbers) < count // 16:
+        here, mine = np.unique(numbers, return_inverse=True)
+        return here, mine
+    present = np.zeros(count, np.bool_)
+    present[numbers] = True
+    return np.flatnonzero(present), (np.cumsum(present) - 1)[numbers]
+
+
+def _is_float_list(column: pl.Series) -> bool:
+    return isinstance(column.dtype, pl.List) and column.dtype.inner.is_float()
 
 
 def _placed(state: pl.DataFrame, numbers: Int64s, count: int) -> pl.DataFrame:
@@ -338,18 +348,18 @@ def with_defaults(state: pl.DataFrame, columns: StateColumns) -> pl.DataFrame:
     """Return state in which what a key has nothing of is as it is read: a default, or an empty list."""
     dtypes = state.schema
     fills = [
-        pl.col(name).fill_null(
-            pl.lit(one.default, dtypes[name])
-            if one.kind == "value"
-            else pl.lit(pl.Series([[]], dtype=dtypes[name])).first()
-        )
+        pl.col(name).fill_null(one_value(one.default if one.kind == "value" else [], dtypes[name]))
         for name, one in columns.states
         if one.kind != "value" or one.default is not None
     ]
     if TIMERS in dtypes:
-        empty = pl.lit(pl.Series([[]], dtype=dtypes[TIMERS])).first()
-        fills.append(pl.col(TIMERS).fill_null(empty))
+        fills.append(pl.col(TIMERS).fill_null(one_value([], dtypes[TIMERS])))
     return state.with_columns(fills)
+
+
+def one_value(value: object, dtype: pl.DataType) -> pl.Expr:
+    """Return a value as a column of a type has it: an instant may be of another time zone, which ``pl.lit`` refuses."""
+    return pl.lit(pl.Series([value], dtype=dtype)).first()
 
 
 def key_numbers(rows: pl.DataFrame, count: int) -> Int64s:
