@@ -141,7 +141,7 @@ def in_one_chunk(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
 
     From several chunks polars takes texts by copying each, which costs six times as much.
     """
-    return pl.concat(tables, rechunk=True)
+    return pl.concat(tables).rechunk()
 
 
 def arrow_table(rows: pl.DataFrame, layout: pl.CompatLevel) -> pa.Table:

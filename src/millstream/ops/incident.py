@@ -22,7 +22,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from importlib.metadata import distributions
 from pathlib import Path
@@ -36,7 +36,12 @@ from millstream.kernels.state.operator_state import run_names
 from millstream.object_store.address import is_url
 from millstream.ops.deploy import utc_now
 from millstream.ops.state_before import EarlierBatches
-from millstream.spark.source.offsets import SourceOffset, first_offset, planned_offset
+from millstream.spark.source.offsets import (
+    SourceOffset,
+    check_declared,
+    first_offset,
+    planned_offset,
+)
 from millstream.spark.stages.run_files import object_name
 from millstream.views.position import SOURCE_OFFSET
 from millstream.views.runs.control_files import active_runs
@@ -109,6 +114,7 @@ class _Batch:
     position: Mapping[str, Any]
     runs: Path
     committed: bool = False
+    read: Mapping[str, int] = field(default_factory=dict)  # topic → records, where it is known
 
 
 def capture_incident(
@@ -155,6 +161,7 @@ def capture_incident(
 
 def _pack(app: App, batch: _Batch, file: Path, made: Path, at: str) -> Incident:
     """Write all that a batch depends on into a folder."""
+    check_declared(batch.end.to_json(), app.plan())
     records = _write_input(app, batch, made / "input")
     _write_state(app, batch, made / "state", at)
     shutil.rmtree(made / "scratch", ignore_errors=True)
@@ -245,6 +252,7 @@ def _find_earlier(
         found.position,
         found.runs,
         committed=True,
+        read=found.read,
     )
 
 
@@ -271,6 +279,11 @@ def _find_next(app: App) -> _Batch:
     following = 0 if last is None else last + 1
     if program is None:
         raise ConfigError(f"{app.name} has never run: there is no batch of it.")
+    if program.partitioning.get("state_buckets"):
+        raise ConfigError(
+            f"{app.name} was rescaled, and has not run since: its state is not divided yet as its batch would be. Capture "
+            "the batch once the app has run into it again."
+        )
     checkpoint = app.folder / "checkpoint"
     planned = planned_offset(checkpoint, following)
     before = planned_offset(checkpoint, following - 1) or known
@@ -305,6 +318,7 @@ def _write_input(app: App, batch: _Batch, folder: Path) -> int:
     reader = open_reader(app.log).pinned(batch.end.topic_ids)
     recorded, records = RecordedInput(folder), 0
     for topic in sorted(batch.end.topics):
+        before = records
         starts = batch.start.offsets(topic) if topic in batch.start.topics else []
         for partition, end in enumerate(batch.end.offsets(topic)):
             start = starts[partition] if partition < len(starts) else 0
@@ -315,6 +329,11 @@ def _write_input(app: App, batch: _Batch, folder: Path) -> int:
                     f"Batch {batch.batch_id} of {app.name} reads {topic}/{partition} [{start}, {end}), and the log no longer "
                     f"holds all of that: {error}. It cannot be captured any more."
                 ) from None
+        if records - before != batch.read.get(topic, records - before):
+            raise ConfigError(
+                f"Batch {batch.batch_id} of {app.name} has read {batch.read[topic]:,} records of {topic}, and the log holds "
+                f"{records - before:,} of them: compaction has removed the others. It cannot be captured any more."
+            )
     return records
 
 

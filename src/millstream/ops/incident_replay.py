@@ -24,6 +24,7 @@ from millstream.kernels.adopted_state import StatePart, combine_state
 from millstream.kernels.plan import JobPlan
 from millstream.ops.incident import NOTE, library_versions
 from millstream.ops.state_before import plan_without_sinks
+from millstream.spark.source.offsets import check_declared
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW
 from millstream.views.schema import JOB
 from millstream.views.state_store.program import StoredProgram
@@ -81,6 +82,7 @@ def _run(folder: Path, app: App, note: Mapping[str, Any], scratch: Path) -> dict
         stored, manifests = store.program(app.name, JOB), store.state_manifests(app.name, JOB)
     assert stored is not None, "it is written with the manifests"
     plan = plan_without_sinks(app, stored)
+    check_declared(note["end"], plan)
     now = StoredProgram.of(plan, stored.partitioning)
     run = LocalRun(plan, scratch, scratch, scratch / STATE_STORE_FILE)
     if manifests:

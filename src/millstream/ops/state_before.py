@@ -30,6 +30,7 @@ from millstream.kernels.plan import ForeachSinkSpec, JobPlan, ViewSinkSpec
 from millstream.ops.plan import buckets_of_state
 from millstream.ops.previous_version import link_runs
 from millstream.pipeline.compiler import compile_plan
+from millstream.spark.source.offsets import check_declared
 from millstream.views.position import SOURCE_OFFSET
 from millstream.views.runs.version_folders import PREVIOUS_FOLDER, PREVIOUS_NEW_FOLDER
 from millstream.views.schema import JOB, Fence
@@ -50,10 +51,11 @@ _OF_OPERATORS = ("late", "dead", "duplicate")
 
 @dataclass(frozen=True)
 class KnownState:
-    """The state before a batch, and where the source was. ``folder`` has it; None: it is empty."""
+    """The state before a batch, where the source was, and how its keys are divided. ``folder`` has it; None: it is empty."""
 
     batch_id: int
     offset: dict[str, Any]
+    partitioning: Mapping[str, int]
     folder: Path | None = None
 
 
@@ -61,7 +63,8 @@ class KnownState:
 class StateBefore:
     """The state before a batch: its manifests, the program that they are of, and the position of the log.
 
-    ``start`` and ``end`` are the source offsets of the batch; ``runs`` is the folder of the runs of state.
+    ``start`` and ``end`` are the source offsets of the batch; ``runs`` is the folder of the runs of state. ``read`` is how
+    many records the batch has read of topics, by the ledger.
     """
 
     start: dict[str, Any]
@@ -70,6 +73,7 @@ class StateBefore:
     manifests: Manifests
     position: Mapping[str, Any]
     runs: Path
+    read: Mapping[str, int]
 
 
 def keep_put_in_place(
@@ -141,9 +145,15 @@ class EarlierBatches:
             ConfigError: not all that is needed is there any more, the app is not declared as it was then, or asks a service.
         """
         known = self._nearest(batch_id)
-        plan = plan_without_sinks(self.app, self.program)
+        # It may have been divided into other buckets since.
+        plan = plan_without_sinks(
+            self.app, replace(self.program, partitioning=dict(known.partitioning))
+        )
         self._check_program(plan)
-        offsets = [self._offsets[number] for number in range(known.batch_id, batch_id + 1)]
+        offsets = [self._offsets[number] for number in range(known.batch_id, batch_id + 2)]
+        for offset in offsets[1:]:
+            check_declared(offset, plan)
+        *offsets, end = offsets
         try:
             self._run(plan, known, offsets, scratch, on_batch)
         except (OffsetOutOfRangeError, DeletionsLostError) as error:
@@ -154,12 +164,19 @@ class EarlierBatches:
             self._check_ledger(plan, known, computed, batch_id)
             return StateBefore(
                 offsets[-1],
-                self._offsets[batch_id + 1],
-                StoredProgram.of(plan, self.program.partitioning),
+                end,
+                StoredProgram.of(plan, known.partitioning),
                 computed.state_manifests(self.app.name, JOB),
                 computed.position(self.app.name),
                 scratch / "runs",
+                self._read(plan, batch_id),
             )
+
+    def _read(self, plan: JobPlan, batch_id: int) -> dict[str, int]:
+        shared = {sink.name for sink in plan.sinks}  # an output adds to the entry of its name
+        topics = {one.name: one.topic for one in plan.sources if one.name not in shared}
+        lines = self.store.ledger(self.app.name, since=batch_id, until=batch_id)
+        return {topics[line["step"]]: line["read"] for line in lines if line["step"] in topics}
 
     # ── what is known ───────────────────────────────────────────────────────────────────────
 
@@ -171,18 +188,22 @@ class EarlierBatches:
     def _known(self) -> list[KnownState]:
         """The known states before committed batches, whether the log goes back to them or not."""
         first = self._offsets.get(0)
-        return [*([] if first is None else [KnownState(0, first)]), *self._put_in_place()]
+        now = {**self.program.partitioning, "state_buckets": 0}
+        return [*([] if first is None else [KnownState(0, first, now)]), *self._put_in_place()]
 
     def _put_in_place(self) -> Iterator[KnownState]:
         folder = self.app.folder / PREVIOUS_FOLDER / _PUT_IN_PLACE
         if not (folder / STATE_STORE_FILE).exists():
             return
         with open_state_store(folder / STATE_STORE_FILE, readonly=True) as store:
-            status = store.status(self.app.name, JOB)
+            status, program = store.status(self.app.name, JOB), store.program(self.app.name, JOB)
+        assert program is not None, "it was kept with its program"
         # Where a newer deployment was interrupted, what is kept is of the one before.
         switched_by = self.store.description(self.app.name, SWITCHED_BY)
         if status["run"] == switched_by and status["batch_id"] in self._offsets:
-            yield KnownState(status["batch_id"], status[SOURCE_OFFSET], folder)
+            yield KnownState(
+                status["batch_id"], status[SOURCE_OFFSET], program.partitioning, folder
+            )
 
     def _nearest(self, batch_id: int) -> KnownState:
         """Return the last known state before a batch from which the log has all records.
@@ -270,9 +291,8 @@ class EarlierBatches:
             shutil.copytree(known.folder / "runs", scratch / "runs", dirs_exist_ok=True)
             keys = {key: key for key in self.program.steps}
             state = combine_state(plan, StatePart(manifests, keys), StatePart({}, {}))
-            divided = self.program.partitioning
-            run.begin_from(offsets[0], position, [], state, partitioning=divided)
-        run.run_planned(offsets, None, on_batch, partitioning=dict(self.program.partitioning))
+            run.begin_from(offsets[0], position, [], state, partitioning=known.partitioning)
+        run.run_planned(offsets, None, on_batch, partitioning=dict(known.partitioning))
 
     def _check_ledger(
         self, plan: JobPlan, known: KnownState, computed: StateStore, batch_id: int
@@ -290,8 +310,9 @@ class EarlierBatches:
                 for operator in stage.operators
             },
         }
-        # What a known state begins with is a batch of the store's own.
-        shift = known.batch_id if known.folder is None else known.batch_id - 1
+        shift = known.batch_id - (
+            0 if known.folder is None else 1
+        )  # what it begins with is a batch
         now = {
             (line["batch_id"] + shift, line["step"]): line
             for line in computed.ledger(self.app.name)
@@ -299,16 +320,16 @@ class EarlierBatches:
         for line in self.store.ledger(self.app.name, since=known.batch_id):
             if line["batch_id"] >= batch_id:
                 return
-            again = now.get((line["batch_id"], line["step"]))
-            if again is None:
-                continue
+            again = now.get(
+                (line["batch_id"], line["step"]), {}
+            )  # none: there was nothing to count
             for name in counted.get(line["step"], ()):
-                if again[name] != line[name]:
+                if again.get(name, 0) != line[name]:
                     raise ConfigError(
                         self._cannot(
                             batch_id,
                             f"the step {line['step']!r} counted {line[name]:,} {name} in batch {line['batch_id']}, and "
-                            f"{again[name]:,} now. Compaction may have removed records, or what a function finds "
+                            f"{again.get(name, 0):,} now. Compaction may have removed records, or what a function finds "
                             "outside is another",
                         )
                     )

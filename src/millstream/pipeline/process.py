@@ -29,6 +29,8 @@ from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.stateless import FrameSchema, declared_columns
 
 _OUTPUTS_MAX = 1000
+_BY_ROW = ("on_row", "on_timer", "on_processing_timer")
+_IN_FRAMES = ("on_rows", "on_timers")
 
 
 def build_process(
@@ -54,7 +56,7 @@ def build_process(
     states = states_of(function)
     _check_states(states)
     if isinstance(function, FrameFunction):
-        _check_frame_states(states)
+        _check_frame_states(states, by)
     processing_timers = function.defines("on_processing_timer")
     if processing_timers and reads_dataframes(node):
         raise ConfigError(
@@ -135,7 +137,16 @@ def _check_function(function: object) -> None:
             f"process is given {function!r}. Give an instance of a class of yours that derives from "
             "ms.ProcessFunction, or from ms.FrameFunction."
         )
-    for method in ("on_row", "on_rows", "on_timer", "on_timers", "on_processing_timer"):
+    frames = isinstance(function, FrameFunction)
+    base = "ms.FrameFunction" if frames else "ms.ProcessFunction"
+    methods, others = (_IN_FRAMES, _BY_ROW) if frames else (_BY_ROW, _IN_FRAMES)
+    for method in others:
+        if hasattr(function, method):
+            raise ConfigError(
+                f"{type(function).__name__} has {method}, which is never called: it derives from {base}, whose methods are "
+                f"{', '.join(methods)}."
+            )
+    for method in methods:
         code = getattr(function, method, None)
         if isgeneratorfunction(code) or iscoroutinefunction(code) or isasyncgenfunction(code):
             raise ConfigError(
@@ -178,13 +189,20 @@ def _columns(what: str, schema: FrameSchema) -> ColumnTypes:
     return columns
 
 
-def _check_frame_states(states: tuple[tuple[str, StateDeclaration], ...]) -> None:
+def _check_frame_states(
+    states: tuple[tuple[str, StateDeclaration], ...], by: tuple[str, ...]
+) -> None:
     if not states:
         raise ConfigError(
             "process is given a FrameFunction that declares no state. Declare one, such as count = "
             "ms.value_state(pl.Int64, default=0); rows that need none are for map_frames."
         )
     for name, one in states:
+        if name in by:
+            raise ConfigError(
+                f"The state {name!r} of a FrameFunction has the name of a column of the key, and both are in one frame. "
+                "Give the state another name."
+            )
         if one.ttl_us is not None:
             raise ConfigError(
                 f"The state {name!r} of a FrameFunction has a ttl, and a frame does not say which of its states were written. "

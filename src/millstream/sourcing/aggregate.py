@@ -21,6 +21,7 @@ from millstream.sourcing.decider import DeciderLike, is_frozen
 from millstream.sourcing.event_types import EventTypes
 from millstream.sourcing.json_form import ENCODER, decoder_of, difference_of
 from millstream.sourcing.partition_log import PartitionLog
+from millstream.sourcing.state_twins import are_twins
 from millstream.sourcing.stored_event import LogPosition, RawEvent, SourcedEvent
 from millstream.sourcing.stream_index import EventRun, StoredSnapshot, StreamIndex
 
@@ -42,13 +43,13 @@ def copy_of(aggregate: FoldedStream) -> FoldedStream | None:
     """Return a copy that no change in place of the other reaches; None where there is none, or none is needed.
 
     A copy that does not equal its original may be decided on otherwise, so it is none: of a class without ``__eq__``, or of
-    something that is itself by identity.
+    something that is itself by identity. Nor is one that lacks or shares something: see `state_twins.py`.
     """
     if is_frozen(aggregate.state):
         return None
     with suppress(Exception):  # what a user's class does when it is copied or compared
         state = deepcopy(aggregate.state)
-        if bool(state == aggregate.state):
+        if are_twins(aggregate.state, state) and bool(state == aggregate.state):
             return replace(aggregate, state=state)
     return None
 

@@ -64,6 +64,7 @@ class _Draft:
         self.copies: dict[
             str, FoldedStream
         ] = {}  # as they were read, of states that could be changed
+        self.frozen: set[str] = set()  # streams whose states, as they were read, could not be
         self.appending: list[PendingCommand] = []
         self.records: list[SimpleRecord] = []
         self.size = 0
@@ -230,9 +231,7 @@ class Lane:
         The others are as they were read. To fold a long stream again takes longer than others need to be first
         again: without the copies a writer that is slower than another one would never be done.
         """
-        for stream_id, one in draft.aggregates.items():
-            if is_frozen(one.state):
-                continue
+        for stream_id in draft.aggregates.keys() - draft.frozen:
             if stream_id in draft.copies:
                 self._cache.put(stream_id, draft.copies[stream_id])
             else:
@@ -346,6 +345,8 @@ class Lane:
             found = FoldedStream(cached.version, cached.state, cached.timestamp_ms)
             draft.aggregates[stream_id] = found
             draft.versions_before[stream_id] = found.version
+            if is_frozen(found.state):
+                draft.frozen.add(stream_id)
             copied = copy_of(found) if self._copies_left else None
             if copied is not None:
                 draft.copies[stream_id] = copied

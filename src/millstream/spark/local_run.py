@@ -31,7 +31,7 @@ from millstream.kernels.frames import FrameRow
 from millstream.kernels.plan import JobPlan
 from millstream.spark.frame_files import FrameFiles
 from millstream.spark.source.event_times import EventTimesFile
-from millstream.spark.source.offsets import EndOffsets, SourceOffset
+from millstream.spark.source.offsets import EndOffsets, SourceOffset, with_declared
 from millstream.spark.source.planner import LogPlanner, SourceSpec, Task, plan_tasks, run_task
 from millstream.spark.stages.executor import StageExecutor
 from millstream.views.commit.committer import BatchCommitter, collect_results
@@ -209,7 +209,9 @@ class LocalRun:
             **time_status(before, self.plan, result, batch_id, at),
             SOURCE_OFFSET: SourceOffset.from_json(end).to_json(),
         }
-        offsets = {batch_id + 1: end} if batch_id else {0: start, 1: end}
+        offsets = {batch_id + 1: with_declared(end, self.plan)}
+        if batch_id == 0:
+            offsets[0] = start
         committer.commit(batch_id, result, status, state, source_offsets=offsets)
         stages.on_commit()
         EventTimesFile(self._spec.event_times).add(given)

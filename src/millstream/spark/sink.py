@@ -19,7 +19,7 @@ from millstream.spark.frame_blocks import FrameBlocks
 from millstream.spark.frame_files import FrameFiles, MappedFrames
 from millstream.spark.output_tasks import OutputTasks
 from millstream.spark.source.event_times import EventTimesFile
-from millstream.spark.source.offsets import first_offset
+from millstream.spark.source.offsets import first_offset, with_declared
 from millstream.spark.stages.executor import Manifests, StageExecutor
 from millstream.views.commit.batch_history import PhaseTimer, batch_record
 from millstream.views.commit.committer import BatchCommitter, BatchResult, collect_results
@@ -113,7 +113,7 @@ class CommitSink:
         end = self.planned_offset(batch_id)
         if end is None:
             return {}
-        found = {batch_id + 1: end}
+        found = {batch_id + 1: with_declared(end, self.plan)}
         if batch_id == 0:
             starts = {
                 source.topic: {

@@ -12,9 +12,14 @@ from state_content import state_content
 
 import millstream as ms
 from millstream.errors import ConfigError, UserCodeError
+from millstream.kernels.rescale import rescale_manifests
+from millstream.kernels.state.keyhash import Buckets
 from millstream.ops.deploy import deploy
 from millstream.ops.incident import capture_incident
+from millstream.spark.rescale import rescale
 from millstream.testing import replay_incident
+from millstream.views.schema import JOB
+from millstream.views.sink import RunStart
 from millstream.views.store_location import open_state_store
 
 # Windows of windows, an as-of join with a table, and state that goes by order.
@@ -194,3 +199,93 @@ def named(keys):
 
 stream.enrich(named, on="ad", schema={"name": str}, cache=None).view("named", key="at")
 """
+
+
+PRICED = """
+prices = app.static_table(pl.DataFrame({"ad": ["a1", "a2"], "factor": [1, 2]}), key="ad")
+priced = stream.lookup(prices, "ad").select("ad", "at", paid=pl.col("cost") * pl.col("factor"))
+priced.window(ms.tumbling("1 minute"), by="ad", name="paid").agg(paid=ms.sum("paid")).view("paid")
+"""
+QUIET = SOURCE + PRICED
+QUIET = QUIET.replace('ms.watermark("1 minute")', 'ms.watermark("1 minute", idle="1 ms")')
+QUIET = QUIET.replace("watermark=rule,", 'watermark=rule, name="all",')
+
+
+@pytest.mark.parametrize(
+    ("edit", "refused"),
+    [
+        (('name="all"', 'name="every"'), "The source 'every' was not declared as it is"),
+        (('idle="1 ms"', 'idle="1 ms", idle_advance=True'), "had another name, topic, idle or"),
+        (("[1, 2]", "[1, 3]"), "had other rows"),
+        (('idle="1 ms"', 'idle="1 minute"'), None),  # only the planner has applied it
+    ],
+)
+def test_a_batch_whose_time_another_rule_made_is_refused(tmp_path, edit, refused):
+    edited = EditedApp(tmp_path, 2, source=QUIET)
+    edited.create()
+    app = edited.write()
+    for seed in (1, 2):
+        edited.append(events(20, seed, first=20 * seed))
+        edited.run(app)
+    app = edited.write(edit)
+    folder = tmp_path / "incident"
+    if refused is None:
+        capture_incident(app, edited.file, folder, 1)
+    else:
+        with pytest.raises(ConfigError, match=refused):
+            capture_incident(app, edited.file, folder, 1)
+
+
+def test_batches_are_refused_of_whose_records_compaction_has_taken_some_or_all(tmp_path):
+    edited = EditedApp(tmp_path, 1)
+    settings = {"segment.bytes": "300", "min.cleanable.dirty.ratio": "0"}
+    with ms.connect(edited.log) as log:
+        log.create_topic("clicks", cleanup="compact", settings=settings)
+    app = edited.write()
+    for first in (0, 9):
+        with ms.connect(edited.log) as log, log.producer() as producer:
+            for row in events(9, 1, first=first):
+                value = json.dumps({**row, "at": row["at"].isoformat()}).encode()
+                producer.send("clicks", value, key=row["ad"])
+                producer.flush()  # a batch is the least that a segment may have
+        edited.run(app)
+    with ms.connect(edited.log) as log:
+        log.run_maintenance()
+        offsets = log.read("clicks", 0).column("offset").to_pylist()
+    left = [sum(n < 9 for n in offsets), sum(n >= 9 for n in offsets)]
+    assert left[0] == 0 < left[1] < 9
+    for number, said in (
+        (0, "has read 9 records of clicks, and the log holds 0 of them: compaction"),
+        (1, "the step 'clicks' counted 9 read in batch 0, and 0 now"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            capture_incident(app, edited.file, tmp_path / "incident", number)
+
+
+def test_state_that_was_rescaled_since_is_computed_in_the_buckets_that_it_began_with(tmp_path):
+    edited = EditedApp(tmp_path, 2)
+    edited.create()
+    app = edited.write()
+    edited.append(events(40, 1))
+    edited.run(app)
+    app = edited.write(*EDIT)
+    deploy(app)
+    held = {}
+    for seed in (2, 3):
+        edited.append(events(40, seed, first=40 * seed))
+        edited.run(app)
+        held[seed] = state_of(app)[1]
+    with open_state_store(app.state_store) as store:
+        was = store.program(app.name, JOB).partitioning
+        now = {**was, "bucket_count": 4, "declared_buckets": 2}
+        start = RunStart(app.name, JOB, store.newest_run(app.name, JOB), "local-run")
+        plan = app.plan(Buckets(2, was["hash_seed"]))
+        made = rescale_manifests(plan.stages, store.state_manifests(app.name, JOB), 2, 4)
+        store.replace_state(start, made, now, was=was)
+    rescale(app.name, app.folder, buckets=8)  # which the next run will do
+    folder = tmp_path / "incident"
+    with pytest.raises(ConfigError, match="was rescaled, and has not run since"):
+        capture_incident(app, edited.file, folder)
+    capture_incident(app, edited.file, folder, 2)
+    assert packed_state(folder, app) == held[2]
+    assert replay_incident(folder, edited.file)["per_ad"].height > 0

@@ -235,6 +235,63 @@ def test_a_writer_that_is_never_first_folds_a_long_stream_no_more_than_twice(
         assert counts(late.load("one").state)["total"] == 2 * total + 5
 
 
+class Renewed(dict):
+    """A copy of it lacks what it does not pickle, and equals it all the same."""
+
+    limit = 0
+
+    def __reduce__(self) -> Any:
+        return type(self), (dict(self),)
+
+
+class Itself(dict):
+    """It gives itself as a copy."""
+
+    def __deepcopy__(self, _memo: Any) -> Any:
+        return self
+
+
+@pytest.mark.parametrize("fresh", [dict, Renewed, Itself])
+@pytest.mark.parametrize("freezes", [False, True])
+def test_what_is_decided_after_conflicts_rests_on_the_log_alone(
+    log: ms.EventLog, monkeypatch, fresh, freezes: bool
+) -> None:
+    def initial() -> Any:
+        state = fresh(total=0)
+        if fresh is Renewed:
+            state.limit = 1_000
+        return state
+
+    def evolve(state: Any, event: Paid) -> Any:
+        if isinstance(state, int):
+            return state + event.amount
+        state["total"] += event.amount
+        return state["total"] if freezes and event.note else state
+
+    def decide(note: str, state: Any) -> list[Paid]:
+        total = state if isinstance(state, int) else state["total"]
+        return [Paid(total + getattr(state, "limit", 0), note)]
+
+    with (
+        EventStore(log, "tally", ACCOUNT, event_types()) as other,
+        EventStore(log, "tally", ms.Decider(initial, decide, evolve), event_types()) as late,
+    ):
+        other.handle("one", [3])
+        late.load("one")
+
+        def first() -> None:
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(other.handle, "one", [1]).result()
+
+        for _ in range(2):
+            before_its_append(late, monkeypatch, first)
+            late.handle("one", "last")
+        amounts = [event.data.amount for event in late.history("one")]
+        limit = 1_000 if fresh is Renewed else 0
+        assert amounts[2] == sum(amounts[:2]) + limit
+        assert amounts[4] == sum(amounts[:4]) + (0 if freezes else limit)
+
+
 @pytest.mark.parametrize("loss", ["deleted", "damaged", "of another topic", "ahead of the log"])
 def test_an_index_that_does_not_fit_is_made_from_the_log(
     tmp_path: Path, log: ms.EventLog, loss: str

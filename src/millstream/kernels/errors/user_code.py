@@ -261,8 +261,21 @@ def rows_as_json(rows: pl.DataFrame) -> list[str]:
     """Return each row as the JSON object of its visible columns."""
     return [
         json.dumps(row, default=_plain, ensure_ascii=False, separators=(",", ":"))
-        for row in rows.select(visible(rows.columns)).to_dicts()
+        for row in pl.DataFrame(
+            [_in_python(rows[name]) for name in visible(rows.columns)]
+        ).to_dicts()
     ]
+
+
+def _in_python(column: pl.Series) -> pl.Series:
+    """Return a column that Python can hold: of times, its own go from the year 1 to 9999."""
+    if not column.dtype.is_temporal() and not column.dtype.is_nested():
+        return column
+    try:
+        column.to_list()
+    except (ValueError, OverflowError):
+        return column.to_physical() if column.dtype.is_nested() else column.cast(pl.String)
+    return column
 
 
 def _plain(value: Any) -> object:

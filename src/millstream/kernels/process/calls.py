@@ -55,7 +55,7 @@ class KeyRows:
     table: pl.DataFrame
     times_us: Sequence[int]
     ties: Sequence[int]
-    values: Sequence[dict[str, Any]]
+    values: Sequence[dict[str, Any] | UnusableRowError]
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,13 @@ class KeyCalls:
         rows = self.rows
         self.call.tie = rows.ties[number]
         self.at_once = 0
-        error = self._made(rows.times_us[number], self.function.on_row, rows.values[number])
+        given = rows.values[number]
+        error: BaseException | None
+        if isinstance(given, UnusableRowError):
+            error = given
+            self.count += 1
+        else:
+            error = self._made(rows.times_us[number], self.function.on_row, given)
         if error is not None:
             self._require_going_on(error, lambda: (rows.table, number))
             self.failures.rows.append((number, error_reason(error)))
@@ -222,16 +228,36 @@ def timer_rows(
     timers: Sequence[tuple[Mapping[str, Any], int, str]], key: Sequence[tuple[str, pl.DataType]]
 ) -> pl.DataFrame:
     """Return failed timers as rows: the columns of the key, and the time."""
-    time = TIMER_COLUMN
-    while time in dict(key):
-        time += "_"
     columns = [
         pl.Series(name, [of[name] for of, *_ in timers], dtype, strict=True) for name, dtype in key
     ]
+    time = timer_column([name for name, _ in key])
     times = pl.Series(time, [at_us for _, at_us, _ in timers], pl.Datetime("us", "UTC"))
     return pl.DataFrame([*columns, times])
 
 
+def timer_column(key: Sequence[str]) -> str:
+    """Return the name of the column that has the time, which the key has no column of."""
+    name = TIMER_COLUMN
+    while name in key:
+        name += "_"
+    return name
+
+
 def key_rows(rows: pl.DataFrame, columns: Sequence[str], time: str, tie: str) -> KeyRows:
     """Return rows as the calls take them."""
-    return KeyRows(rows, rows[time].to_list(), rows[tie].to_list(), rows[[*columns]].to_dicts())
+    own = rows[[*columns]]
+    values: Sequence[dict[str, Any] | UnusableRowError]
+    try:
+        values = own.to_dicts()
+    except (ValueError, OverflowError):
+        values = [_row_values(own, number) for number in range(own.height)]
+    return KeyRows(rows, rows[time].to_list(), rows[tie].to_list(), values)
+
+
+def _row_values(rows: pl.DataFrame, number: int) -> dict[str, Any] | UnusableRowError:
+    """Return a row, or why Python cannot hold it: its times go from the year 1 to 9999."""
+    try:
+        return rows.row(number, named=True)
+    except (ValueError, OverflowError) as error:
+        return UnusableRowError(f"the row has a value that Python cannot hold: {error}")

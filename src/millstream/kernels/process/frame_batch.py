@@ -9,7 +9,8 @@ import polars as pl
 
 from millstream.kernels.arrays import Int64s
 from millstream.kernels.process.declarations import StateDeclaration
-from millstream.kernels.process.frame_calls import TIMERS, FrameKeys, with_defaults
+from millstream.kernels.process.frame_calls import TIMERS, one_value, with_defaults
+from millstream.kernels.process.frame_keys import FrameKeys
 from millstream.kernels.process.stored_keys import (
     StateColumns,
     keys_of_batch,
@@ -61,7 +62,7 @@ def _is_empty(name: str, one: StateDeclaration) -> pl.Expr:
         return held.list.len() == 0
     if one.default is None:
         return held.is_null()
-    same = held == pl.lit(one.default, one.dtype)
+    same = held == one_value(one.default, one.dtype)
     if (
         one.dtype.is_float() and one.default == 0
     ):  # what is equal need not be the same: 0.0 and -0.0

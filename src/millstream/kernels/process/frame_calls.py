@@ -31,14 +31,14 @@ from millstream.kernels.errors.user_code import (
     is_hopeless,
 )
 from millstream.kernels.frames import HASH, TIME
+from millstream.kernels.process.calls import TIMERS_AT_ONCE_MAX, timer_column
 from millstream.kernels.process.context import unknown_output
 from millstream.kernels.process.frame_function import FrameContext, FrameFunction
+from millstream.kernels.process.frame_keys import FrameKeys
 from millstream.kernels.process.stored_keys import StateColumns
-from millstream.kernels.state.keyhash import Hashes
 
 KEY = "__key"  # UInt32: which key of the call a row is about
 TIMERS = "__timers"  # List(Datetime): the key's timers
-TIMER_ROUNDS_MAX = 10_000  # of a batch: more are a loop of timers that set themselves
 _INSTANT = pl.Datetime("us", "UTC")
 
 Method = Callable[[FrameContext, pl.DataFrame, pl.DataFrame], pl.DataFrame]
@@ -66,55 +66,24 @@ class FrameEmissions:
 
 
 @dataclass
-class FrameKeys:
-    """The keys of a batch, by number: their columns and hashes, their state, and the event time of their last calls."""
-
-    keys: pl.DataFrame
-    state: pl.DataFrame
-    now_us: Int64s
-
-    @property
-    def hashes(self) -> Hashes:
-        found: Hashes = self.keys[HASH].to_numpy()
-        return found
-
-    @property
-    def ties(self) -> Int64s:
-        """What orders the rows that are emitted for a key among others of their time."""
-        ties: Int64s = -(self.hashes >> np.uint64(1)).astype(np.int64) - 1
-        return ties
-
-    def part(self, here: Int64s) -> FrameKeys:
-        """Return some keys, in their order, by themselves: :meth:`put` takes back what becomes of them."""
-        if len(here) == len(self.now_us):
-            return FrameKeys(self.keys, self.state, self.now_us)
-        return FrameKeys(self.keys[here], self.state[here], self.now_us[here])
-
-    def put(self, here: Int64s, part: FrameKeys) -> None:
-        """Replace what is known of some keys by what a part has of them."""
-        self.now_us[here] = part.now_us
-        count = self.state.height
-        if len(here) == count:
-            self.state = part.state
-            return
-        places = np.arange(count)
-        places[here] = count + np.arange(len(here))
-        self.state = pl.concat([self.state, part.state])[places]
-
-
-@dataclass
 class _Call:
-    """One call: of each of its keys the time that it is at after it, and what orders its rows; and what it emits."""
+    """One call: its keys, by their numbers in the batch, the times that they are at after it, and what it emits."""
 
+    here: Int64s
     times_us: Int64s
     latest_us: int
     ties: Int64s
     floor_us: int
     outputs: Mapping[str | None, FrameEmissions]
     emitted: list[tuple[FrameEmissions, pl.DataFrame, Int64s, Int64s]] = field(default_factory=list)
+    is_over: bool = False
 
     def emit(self, rows: object, to: str | None) -> None:
         """Take a frame of rows, if it is one of an output."""
+        if self.is_over:
+            raise UnusableRowError(
+                "rows are emitted by a context that was kept from another call. Take that of each call"
+            )
         output = self.outputs.get(to)
         if output is None:
             raise unknown_output(self.outputs, to)
@@ -126,7 +95,7 @@ class _Call:
                 f"a frame that is emitted has the columns {', '.join(rows.columns)}, and is declared with "
                 f"{', '.join([KEY, *declared])}"
             )
-        numbers = key_numbers(rows, len(self.times_us))
+        numbers = key_numbers(rows, len(self.here))
         times = self._times(rows, numbers)
         columns = [
             typed(rows[name], dtype, f"The column {name!r} of a frame that is emitted")
@@ -157,18 +126,6 @@ class _Call:
 
 
 @dataclass
-class _Tried:
-    """The rows or timers for which a method is called, their times, and how they are named if one fails."""
-
-    method: Method
-    given: pl.DataFrame
-    times_us: Int64s
-    table: pl.DataFrame
-    failed: Callable[[int, str], None]
-    failures: int = 0
-
-
-@dataclass
 class FrameCalls:
     """Makes the calls of one batch of one bucket.
 
@@ -187,109 +144,124 @@ class FrameCalls:
 
     def __post_init__(self) -> None:
         self.has_timers = self.function.defines("on_timers")
+        self._tie_of = -(self.keys.hashes >> np.uint64(1)).astype(np.int64) - 1
         self._types = {name: one.stored_dtype for name, one in self.columns.states}
         if self.has_timers:
             self._types[TIMERS] = pl.List(_INSTANT)
 
     def rows(self, rows: pl.DataFrame, names: Sequence[str], numbers: Int64s) -> None:
         """Make the calls for rows, with ``__time``; ``numbers`` are those of their keys."""
-        tried = _Tried(
-            self.function.on_rows,
-            rows[[*names, TIME]],
-            rows[TIME].to_numpy(),
-            rows,
-            lambda at, reason: self.failed_rows.append((at, reason)),
-        )
-        self._by_halves(tried, self.keys, numbers)
+        times = rows[TIME].to_numpy()
+        table = rows[[*names, TIME]]
+
+        def one(start: int, end: int) -> BaseException | None:
+            return self._made(
+                self.function.on_rows, table[start:end], numbers[start:end], times[start:end]
+            )
+
+        self._by_halves(one, rows, lambda at, reason: self.failed_rows.append((at, reason)))
 
     def timers(self) -> None:
         """Make the calls for the timers that are due: of each key the earliest, and again until none is."""
-        rounds, keys, places = 0, self.keys, np.arange(len(self.keys.now_us))
-        while self.has_timers:
-            first = keys.state[TIMERS].list.first().dt.timestamp("us")
-            here = np.flatnonzero((first <= self.until_us).fill_null(value=False).to_numpy())
-            at_us = first[here].to_numpy()
-            if 2 * len(here) <= len(places):  # the others get no call that could set a timer
-                self.keys.put(places, keys)
-                places = places[here]
-                keys, here = self.keys.part(places), np.arange(len(here))
-            if not len(here):
-                return
-            self._timers(keys, here, at_us)
-            rounds += 1
-            if rounds > TIMER_ROUNDS_MAX:
+        if not self.has_timers:
+            return
+        at_once = np.zeros(len(self.keys.now_us), np.int64)
+        first = _first_timers(self.keys.state)
+        while len(here := np.flatnonzero(first <= self.until_us)):
+            at_us = first[here]
+            at_once[here] = np.where(at_us > self.keys.now_us[here], 0, at_once[here] + 1)
+            if at_once.max() > TIMERS_AT_ONCE_MAX:
                 loop = UnusableRowError(
-                    f"more than {TIMER_ROUNDS_MAX:,} timers of a key have fired in one batch: a timer sets another that "
+                    f"more than {TIMERS_AT_ONCE_MAX:,} timers of a key have fired at one time: a timer sets another that "
                     "is not after it"
                 )
-                raise self.code.refusal(loop, keys.keys.drop(HASH)[here], 0)
+                raise self.code.refusal(loop, self._timer_rows(here), int(at_once[here].argmax()))
+            self._timers(here, at_us)
+            first[here] = _first_timers(self.keys.some(here))
 
-    def _timers(self, keys: FrameKeys, here: Int64s, at_us: Int64s) -> None:
+    def _timers(self, here: Int64s, at_us: Int64s) -> None:
         """Make the calls for one timer of each of some keys, which they have no more."""
-        part = keys.part(here)
-        part.state = part.state.with_columns(pl.col(TIMERS).list.slice(1))
-        times = np.maximum(at_us, part.now_us)
+        rest = self.keys.some(here).with_columns(pl.col(TIMERS).list.slice(1))
+        self.keys.put(here, rest, self.keys.now_us[here])
+        times = np.maximum(at_us, self.keys.now_us[here])
         shown = pl.DataFrame({"time": pl.Series(at_us).cast(_INSTANT), TIME: times})
-        names = part.keys.drop(HASH)
+
+        def one(start: int, end: int) -> BaseException | None:
+            return self._made(
+                self.function.on_timers, shown[start:end], here[start:end], times[start:end]
+            )
 
         def failed(at: int, reason: str) -> None:
-            self.failed_timers.append((names.row(at, named=True), int(at_us[at]), reason))
+            key = self.keys.keys.drop(HASH).row(int(here[at]), named=True)
+            self.failed_timers.append((key, int(at_us[at]), reason))
 
-        table = names.hstack(shown[["time"]])
-        tried = _Tried(self.function.on_timers, shown, times, table, failed)
-        self._by_halves(tried, part, np.arange(len(here)))
-        keys.put(here, part)
+        table = self._timer_rows(here)
+        times_of = shown["time"].alias(timer_column(table.columns))
+        self._by_halves(one, table.hstack([times_of]), failed)
 
-    def _by_halves(self, tried: _Tried, keys: FrameKeys, numbers: Int64s, start: int = 0) -> None:
-        """Call for the rows from ``start`` on, one for each of the numbers of their keys; where that fails, for halves.
+    def _timer_rows(self, here: Int64s) -> pl.DataFrame:
+        rows: pl.DataFrame = self.keys.keys.drop(HASH)[here]
+        return rows
 
-        A half has its own keys alone: to copy the others for each call would take longer than the calls.
+    def _by_halves(
+        self,
+        one: Callable[[int, int], BaseException | None],
+        table: pl.DataFrame,
+        failed: Callable[[int, str], None],
+    ) -> None:
+        """Call for a range, and where that fails for its halves.
 
         Raises:
             UserCodeError: a row fails and failing rows are to stop the job, or all of many do.
         """
-        present = np.zeros(len(keys.now_us), np.bool_)
-        present[numbers] = True
-        here = np.flatnonzero(present)
-        mine = (np.cumsum(present) - 1)[numbers]
-        part = keys.part(here)
-        error = self._made(tried, part, mine, start)
-        if error is not None and len(mine) == 1:
-            self._fail(tried, start, error)
-        elif error is not None:
-            middle = len(mine) // 2
-            self._by_halves(tried, part, mine[:middle], start)
-            self._by_halves(tried, part, mine[middle:], start + middle)
-        keys.put(here, part)
-
-    def _fail(self, tried: _Tried, at: int, error: BaseException) -> None:
-        tried.failures += 1
-        if self.code.on_error == "stop":
-            raise self.code.refusal(error, tried.table, at)
-        if is_hopeless(tried.failures, at, tried.table.height):
-            raise self.code.refusal(error, tried.table, at, hopeless=True)
-        tried.failed(at, error_reason(error))
+        ranges, failures = [(0, table.height)], 0
+        while ranges:
+            start, end = ranges.pop()
+            error = one(start, end) if end > start else None
+            if error is None:
+                continue
+            if end - start > 1:
+                middle = (start + end) // 2
+                ranges += [(middle, end), (start, middle)]
+                continue
+            failures += 1
+            if self.code.on_error == "stop":
+                raise self.code.refusal(error, table, start)
+            if is_hopeless(failures, start, table.height):
+                raise self.code.refusal(error, table, start, hopeless=True)
+            failed(start, error_reason(error))
 
     def _made(
-        self, tried: _Tried, keys: FrameKeys, numbers: Int64s, start: int
+        self, method: Method, given: pl.DataFrame, numbers: Int64s, times: Int64s
     ) -> BaseException | None:
-        """Make a call for rows of all of some keys; return the error with which it failed, and then nothing has changed."""
-        end = start + len(numbers)
-        times = tried.times_us[start:end]
-        now_us = np.empty(len(keys.now_us), np.int64)
-        now_us[numbers] = times  # of several rows of a key, that of the last stays
-        call = _Call(now_us, int(times.max()), keys.ties, self.floor_us, self.outputs)
-        frame = tried.given[start:end].insert_column(0, pl.Series(KEY, numbers, pl.UInt32))
+        """Make a call; return the error with which it failed, and then nothing has changed."""
+        here, mine = _distinct(numbers, len(self.keys.now_us))
+        now_us = np.empty(len(here), np.int64)
+        now_us[mine] = times  # of several rows of a key, that of the last stays
+        call = _Call(
+            here, now_us, int(times.max()), self._tie_of[here], self.floor_us, self.outputs
+        )
+        frame = given.insert_column(0, pl.Series(KEY, mine, pl.UInt32))
+        shown = self._shown(here)
         try:
-            returned = tried.method(FrameContext(call.emit), frame, _shown(keys))
-            state = self._state(returned, len(now_us))
+            returned = method(FrameContext(call.emit), frame, shown)
+            state = self._state(returned, len(here))
         except MillstreamError:
             raise
         except FAILURES as error:
             return error
+        finally:
+            call.is_over = True
         call.give()
-        keys.state, keys.now_us = state, now_us
+        self.keys.put(here, state, now_us)
         return None
+
+    def _shown(self, here: Int64s) -> pl.DataFrame:
+        """Return the state of some keys as the user's code sees it."""
+        whole = len(here) == len(self.keys.now_us)
+        keys, state = self.keys.keys if whole else self.keys.keys[here], self.keys.some(here)
+        number = pl.Series(KEY, np.arange(len(here)), pl.UInt32)
+        return pl.DataFrame([number, *keys.drop(HASH).get_columns(), *state.get_columns()])
 
     def _state(self, returned: object, count: int) -> pl.DataFrame:
         """Return the new state of the keys of a call, in their order, from what the user's code returned."""
@@ -307,6 +279,10 @@ class FrameCalls:
             raise UnusableRowError(
                 "the state that is returned has several rows of one key. Aggregate them by __key"
             )
+        if TIMERS in returned.columns and not self.has_timers:
+            raise UnusableRowError(
+                f"the state that is returned has {TIMERS}, and the function has no on_timers that they would call"
+            )
         made = [
             typed(returned[name], dtype, f"The state {name!r}")
             for name, dtype in self._types.items()
@@ -319,16 +295,36 @@ class FrameCalls:
 
     def _check_maps(self, state: pl.DataFrame) -> None:
         for name in (name for name, one in self.columns.states if one.kind == "map"):
-            keys = state[name].list.eval(pl.element().struct.field("key"))
+            items = state[name]
+            keys = items.list.eval(pl.element().struct.field("key"))
+            if items.list.eval(pl.element().is_null()).list.any().any():
+                raise UnusableRowError(f"The state {name!r} has an item of a map that is null")
+            if _is_float_list(keys) and keys.list.eval(pl.element().is_nan()).list.any().any():
+                raise UnusableRowError(
+                    f"A key of the state {name!r} is NaN, which is equal to no key, not even to itself"
+                )
             if (keys.list.n_unique() < keys.list.len()).any():
                 raise UnusableRowError(f"The state {name!r} has a key of a map twice")
 
 
-def _shown(keys: FrameKeys) -> pl.DataFrame:
-    """Return the state of keys as the user's code sees it."""
-    number = pl.Series(KEY, np.arange(len(keys.now_us)), pl.UInt32)
-    columns = [*keys.keys.drop(HASH).get_columns(), *keys.state.get_columns()]
-    return pl.DataFrame([number, *columns])
+def _first_timers(state: pl.DataFrame) -> Int64s:
+    """Return the first timer of each key, and what is after all times where it has none."""
+    first = state[TIMERS].list.first().dt.timestamp("us")
+    return np.array(first.fill_null(np.iinfo(np.int64).max), np.int64)
+
+
+def _distinct(numbers: Int64s, count: int) -> tuple[Int64s, Int64s]:
+    """Return the distinct numbers, which are below ``count``, in their order, and the place of each number among them."""
+    if len(numbers) < count // 16:
+        here, mine = np.unique(numbers, return_inverse=True)
+        return here, mine
+    present = np.zeros(count, np.bool_)
+    present[numbers] = True
+    return np.flatnonzero(present), (np.cumsum(present) - 1)[numbers]
+
+
+def _is_float_list(column: pl.Series) -> bool:
+    return isinstance(column.dtype, pl.List) and column.dtype.inner.is_float()
 
 
 def _placed(state: pl.DataFrame, numbers: Int64s, count: int) -> pl.DataFrame:
@@ -345,18 +341,18 @@ def with_defaults(state: pl.DataFrame, columns: StateColumns) -> pl.DataFrame:
     """Return state in which what a key has nothing of is as it is read: a default, or an empty list."""
     dtypes = state.schema
     fills = [
-        pl.col(name).fill_null(
-            pl.lit(one.default, dtypes[name])
-            if one.kind == "value"
-            else pl.lit(pl.Series([[]], dtype=dtypes[name])).first()
-        )
+        pl.col(name).fill_null(one_value(one.default if one.kind == "value" else [], dtypes[name]))
         for name, one in columns.states
         if one.kind != "value" or one.default is not None
     ]
     if TIMERS in dtypes:
-        empty = pl.lit(pl.Series([[]], dtype=dtypes[TIMERS])).first()
-        fills.append(pl.col(TIMERS).fill_null(empty))
+        fills.append(pl.col(TIMERS).fill_null(one_value([], dtypes[TIMERS])))
     return state.with_columns(fills)
+
+
+def one_value(value: object, dtype: pl.DataType) -> pl.Expr:
+    """Return a value as a column of a type has it: an instant may be of another time zone, which ``pl.lit`` refuses."""
+    return pl.lit(pl.Series([value], dtype=dtype)).first()
 
 
 def key_numbers(rows: pl.DataFrame, count: int) -> Int64s:

@@ -41,8 +41,9 @@ from millstream.kernels.process.calls import Failures, KeyCalls, KeyRows, key_ro
 from millstream.kernels.process.context import Emissions, KeyTimers, PresentCall
 from millstream.kernels.process.declarations import StateDeclaration
 from millstream.kernels.process.frame_batch import frame_keys, kept_rows
-from millstream.kernels.process.frame_calls import TIMERS, FrameCalls, FrameEmissions, FrameKeys
+from millstream.kernels.process.frame_calls import TIMERS, FrameCalls, FrameEmissions
 from millstream.kernels.process.frame_function import FrameFunction
+from millstream.kernels.process.frame_keys import FrameKeys
 from millstream.kernels.process.function import ProcessFunction
 from millstream.kernels.process.key_state import KeyStates
 from millstream.kernels.process.side_outputs import Emitted, merged_outputs
@@ -162,12 +163,16 @@ class _ProcessBatch:
         self.timers = Timers(state, "timers", _HOUR_US)
         self.processing_timers = Timers(state, "processing_timers", _MINUTE_MS)
         self.expiries = Timers(state, "expiries", _HOUR_US)
+        function = operator.function
+        frames = isinstance(function, FrameFunction)
         self.keys = StoredKeys(
             operator.name,
             state,
             operator.state_columns,
             operator.version,
-            operator.function.migrate,
+            function.migrate,
+            timers_taken=not frames or function.defines("on_timers"),
+            processing_timers_taken=not frames,
         )
         self.until_us = operator.output_watermark(self.context.watermark_us)
         self.floor_us = operator.output_watermark(self.context.watermark_before_us)

@@ -190,13 +190,18 @@ def stored_frame(
 
 @dataclass(frozen=True)
 class StoredKeys:
-    """The stored keys of one step in one bucket. ``migration`` is what an older version's state goes through."""
+    """The stored keys of one step in one bucket. ``migration`` is what an older version's state goes through.
+
+    ``timers_taken``, ``processing_timers_taken``: there is a method for those that an older version has set.
+    """
 
     step: str
     state: OperatorState
     columns: StateColumns
     version: int
     migration: Migration
+    timers_taken: bool = True
+    processing_timers_taken: bool = True
 
     def open(self) -> list[tuple[int, int]]:
         """Make sure that what is stored is of this version; migrate it, if it is of an older one.
@@ -265,6 +270,7 @@ class StoredKeys:
             states.load_nothing()
             states.begin(now_us)
             try:
+                self._require_taken(timers, processing)
                 self._assign(states, self.migration(version, was))
             except FAILURES as error:
                 raise self._refusal(error, held[place], version) from error
@@ -273,6 +279,14 @@ class StoredKeys:
                 if (expires_us := states.expires_us()) is not None:
                     expiries.append((expires_us, key_hash))
         return made.frame(held[[*(name for name, _ in self.columns.key), HASH]])
+
+    def _require_taken(self, timers: Sequence[int], processing: Sequence[int]) -> None:
+        if timers and not self.timers_taken:
+            raise UnusableRowError("the key has timers, and the function has no on_timers for them")
+        if processing and not self.processing_timers_taken:
+            raise UnusableRowError(
+                "the key has processing-time timers, for which a FrameFunction has no method"
+            )
 
     def _assign(self, states: KeyStates, given: Mapping[str, Any]) -> None:
         names = [name for name, _ in self.columns.states]

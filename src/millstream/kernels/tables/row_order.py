@@ -147,14 +147,7 @@ class RowOrder:
         tied[:-1] |= tied[1:]
         at = np.flatnonzero(tied)
         places, another = found.places.copy(), found.another.copy()
-        runs = np.cumsum(another)[at]
-        if not order and not self.tie_break:
-            times = rows[TIME].to_numpy()[places[at]]
-            by_time = np.lexsort((places[at], times, runs))
-            places[at] = places[at][by_time]
-            again = (runs[1:] == runs[:-1]) & ~differs_from_previous(times[by_time])[1:]
-            return SortedRows(places, found.begins, another, repeated=bool(again.any()))
-        run = pl.Series(_RUN, runs)
+        run = pl.Series(_RUN, np.cumsum(another)[at])
         keys = _sort_columns(rows[places[at]], order, self.tie_break)
         keys = keys.hstack([run, pl.Series(_PLACE, places[at])])
         down = {_RUN: False, **{f"o{name}": descending for name, descending in order}}

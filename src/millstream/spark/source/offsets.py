@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from millstream.errors import TopicRecreatedError
-from millstream.kernels.plan import SourcePlan
+from millstream.errors import ConfigError, TopicRecreatedError
+from millstream.kernels.plan import JobPlan, SourcePlan
 from millstream.kernels.time.watermarks import PartitionProgress, SourceTime, idle_partitions
 from millstream.spark.source.alignment import (
     EventTimes,
@@ -372,6 +372,47 @@ def planned_offset(checkpoint: Path, batch_id: int) -> dict[str, Any] | None:
             if values["topics"] is not None:
                 return values
     return None
+
+
+def with_declared(offset: Mapping[str, Any], plan: JobPlan) -> dict[str, Any]:
+    """Return a source offset with what its batch depends on besides, and a later run may declare otherwise."""
+    return {**offset, "rules": _rules(plan.sources), "given": dict(plan.program.given)}
+
+
+def check_declared(offset: Mapping[str, Any], plan: JobPlan) -> None:
+    """Make sure that the batch that ends at an offset is the one that it was, if a plan runs it again.
+
+    Raises:
+        ConfigError: a source had another name, or left quiet partitions or producers out by another rule; or a static
+            table had other rows.
+    """
+    then = offset.get("rules", {})
+    for name, rule in _rules(plan.sources).items():
+        if name not in offset["idle"] or then.get(name, rule) != rule:
+            names = ", ".join(map(repr, sorted(offset["idle"])))
+            raise ConfigError(
+                f"The source {name!r} was not declared as it is when the batch was planned, whose sources were {names}: it "
+                "had another name, topic, idle or idle_advance, so other partitions or producers may have been left out of "
+                "its watermark. Declare it as it was."
+            )
+    given = offset.get("given", {})
+    for table, digest in plan.program.given.items():
+        if given.get(table, digest) != digest:
+            raise ConfigError(
+                f"The static table {table!r} had other rows, or another name, when the batch was run. Give it those that it had."
+            )
+
+
+def _rules(sources: Sequence[SourcePlan]) -> dict[str, list[Any]]:
+    """Return by source its topic, and what of its rule is not applied by the planner alone."""
+    return {
+        source.name: [
+            source.topic,
+            None if source.rule.producers_max is None else source.rule.idle_ms,
+            source.rule.idle_advance,
+        ]
+        for source in sources
+    }
 
 
 def first_offset(end: Mapping[str, Any], starts: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:

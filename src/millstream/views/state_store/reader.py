@@ -137,13 +137,13 @@ class StateStoreReader(ViewReader):
         found = self._read(lambda db: fence_value(db, "batch_id", app, job))
         return None if found is None else int(found)
 
-    def ledger(self, app: str, *, since: int = 0) -> list[dict[str, Any]]:
-        """Return the ledger entries of the batches from ``since`` on, in the order of batches."""
+    def ledger(self, app: str, *, since: int = 0, until: int = 2**62) -> list[dict[str, Any]]:
+        """Return the ledger entries of the batches from ``since`` to ``until``, in the order of batches."""
         rows = self._read(
             lambda db: db.execute(
-                "SELECT line FROM _ledger WHERE app = ? AND batch_id >= ? "
+                "SELECT line FROM _ledger WHERE app = ? AND batch_id >= ? AND batch_id <= ? "
                 "ORDER BY batch_id, job, number",
-                (app, since),
+                (app, since, until),
             ).fetchall()
         )
         return [json.loads(line) for (line,) in rows]

@@ -188,6 +188,14 @@ def test_rows_become_json_whatever_they_hold():
     }
 
 
+def test_times_that_python_has_not_become_json_too():
+    far = pl.Series([10**18, 0], dtype=pl.Int64).cast(pl.Datetime("us", "UTC"))
+    rows = pl.DataFrame({"at": far, "n": [1, 2]}).with_columns(all=pl.concat_list("at"))
+    first, last = map(json.loads, rows_as_json(rows))
+    assert first == {"at": "+33658-09-27 01:46:40.000000+00:00", "all": [10**18], "n": 1}
+    assert last["n"] == 2
+
+
 def test_failing_rows_can_stop_at_the_first():
     calls = []
 

@@ -1,7 +1,8 @@
 """What a frame function does is what a dict for each key does, however rows are divided among batches, failing rows left out."""
 
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta
+from math import nan
 
 import polars as pl
 import pytest
@@ -19,6 +20,7 @@ from millstream.kernels.state.rescale import rescale_operator
 
 OUTPUT = {"k": pl.String, "total": pl.Int64, "items": pl.List(pl.Int64)}
 SIDE = {"k": pl.String, "n": pl.Int64}
+PLACES = pl.List(pl.Struct({"key": pl.Float64, "value": pl.Int64}))
 KEYS = "xyz"
 WORDS = ("add", "clear", "side", "fail")
 
@@ -172,10 +174,50 @@ class Endless(Quiet):
 
 
 def test_timers_that_set_themselves_for_ever_stop_the_job(monkeypatch):
-    monkeypatch.setattr(frame_calls, "TIMER_ROUNDS_MAX", 20)
+    monkeypatch.setattr(frame_calls, "TIMERS_AT_ONCE_MAX", 20)
     done = Run(kernel_of(Endless(), QUIET))
-    with pytest.raises(UserCodeError, match="timers of a key have fired in one batch"):
+    with pytest.raises(UserCodeError, match="timers of a key have fired at one time"):
         done.batch(as_table({"x": [(1, "", 0)]}), 60 * SECOND)
+
+
+class Periodic(Quiet):
+    def on_timers(self, context, timers, state):
+        later = pl.concat_list(timers["time"] + timedelta(seconds=1))
+        return state.with_columns(pl.col("count") + 1, later.alias("__timers"))
+
+
+def test_any_number_of_timers_may_follow_one_another_in_a_batch(monkeypatch):
+    monkeypatch.setattr(frame_calls, "TIMERS_AT_ONCE_MAX", 5)
+    done = Run(kernel_of(Periodic(), QUIET))
+    done.batch(as_table({"x": [(1, "", 0)], "y": [(9, "", 0)]}), 60 * SECOND)
+    done.batch(as_table({}), 70 * SECOND)
+    assert (done.failed, stored_keys(done)) == ([], 2)
+
+
+class AtTimes(ms.FrameFunction):
+    """The names of its key are those that ``timers`` and dead letters have for the time."""
+
+    count = ms.value_state(pl.Int64, default=0)
+
+    def on_rows(self, context, rows, state):
+        return state.with_columns(count=1, __timers=pl.lit([at(3), at(4)]))
+
+    def on_timers(self, context, timers, state):
+        if (timers["time"] == at(4)).any():
+            raise ValueError("four")
+        context.emit(state["__key", "time", "timer"])
+        return state
+
+
+def test_a_key_may_have_the_names_of_a_timers_time():
+    columns = {"at": datetime, "time": str, "timer": int}
+    stream = ms.App("p", log="unused").topic("t", columns, key="time").stream(time="at")
+    schema = {"time": pl.String, "timer": pl.Int64}
+    done = Run(stream.process(AtTimes(), by=["time", "timer"], schema=schema).node.kernel)
+    rows = as_table({"x": [(1, "", 7)]}).rename({"k": "time", "n": "timer"})
+    out = done.batch(rows, 5 * SECOND).rows
+    assert out["time", "timer"].rows() == [("x", 7)]
+    assert done.failed == [("time", "timer", "timer_", "ValueError: four")]
 
 
 def test_code_that_fails_on_all_of_many_rows_stops_the_job_and_so_does_one_if_that_is_said():
@@ -189,6 +231,8 @@ def test_code_that_fails_on_all_of_many_rows_stops_the_job_and_so_does_one_if_th
 
 class Wrong(ms.FrameFunction):
     count = ms.value_state(pl.Int8, default=0)
+    places = ms.map_state(pl.Float64, pl.Int64)
+    kept = None
 
     def on_rows(self, context, rows, state):
         n = pl.col("count")
@@ -201,7 +245,11 @@ class Wrong(ms.FrameFunction):
             "text": state.with_columns(n.cast(pl.String)),
             "float": state.with_columns(n + 0.5),
             "large": state.with_columns(count=pl.lit(300)),
+            "timers": state.with_columns(__timers=None),
+            "gap": state.with_columns(places=pl.Series([[None]], dtype=PLACES)),
+            "nan": state.with_columns(places=pl.Series([[{"key": nan, "value": 1}]], dtype=PLACES)),
         }
+        self.kept = self.kept or context
         word = rows["do"][0]
         if word == "emits":
             context.emit(state)
@@ -211,6 +259,8 @@ class Wrong(ms.FrameFunction):
             context.emit(rows["__key", "k"].with_columns(__time=-1))
         if word == "dict":
             context.emit({"k": "x"})
+        if word == "kept":
+            self.kept.emit(rows["__key", "k"])
         return given.get(word, state)
 
 
@@ -228,6 +278,10 @@ def test_what_cannot_be_taken_fails_with_what_was_wrong():
         "elsewhere": "emitted to 'there', and the side outputs are (none)",
         "early": "is before what was emitted already",
         "dict": "a dict is emitted, and not a frame",
+        "kept": "by a context that was kept from another call",
+        "timers": "has __timers, and the function has no on_timers",
+        "gap": "The state 'places' has an item of a map that is null",
+        "nan": "A key of the state 'places' is NaN",
     }
     done = Run(kernel_of(Wrong(), {"k": pl.String}))
     done.batch(as_table({"y": []}), 1)
@@ -292,6 +346,54 @@ def test_state_of_a_function_by_row_is_migrated_to_one_in_frames_and_timers_stay
     assert out.select("k", "count").rows() == [("x", 20), ("y", 10)]
 
 
+class ByClock(ByRow):
+    def on_processing_timer(self, context, time):
+        raise NotImplementedError
+
+    def on_row(self, context, row):
+        context.set_processing_timer(context.processing_time + timedelta(seconds=9))
+
+
+class Timeless(ms.FrameFunction):
+    version = 2
+    count = ms.value_state(pl.Int64, default=0)
+
+    def migrate(self, version, state):
+        return state
+
+    def on_rows(self, context, rows, state):
+        return state
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (ByRow(), Timeless(), "has timers, and the function has no on_timers"),
+        (ByClock(), InFrames(), "has processing-time timers, for which"),
+    ],
+)
+def test_timers_for_which_the_newer_version_has_no_method_are_not_lost(before, after, said):
+    done = Run(kernel_of(before, QUIET))
+    done.batch(as_table({"x": [(1, "", 0)]}), 5 * SECOND)
+    done.kernel = kernel_of(after, QUIET)
+    with pytest.raises(UserCodeError, match=said):
+        done.batch(as_table({}), 6 * SECOND)
+
+
+class Abroad(ms.FrameFunction):
+    seen = ms.value_state(pl.Datetime("us", "Europe/Berlin"), default=at(3))
+
+    def on_rows(self, context, rows, state):
+        context.emit(state.select("__key", "k", n=pl.col("seen").dt.timestamp("ms")))
+        return state
+
+
+def test_a_default_may_be_of_another_time_zone_than_its_column():
+    done = Run(kernel_of(Abroad(), SIDE))
+    out = done.batch(as_table({"x": [(1, "", 0)]}), 5 * SECOND).rows
+    assert (out["n"].to_list(), stored_keys(done)) == ([3000], 0)
+
+
 class Counts(ms.FrameFunction):
     counts = ms.map_state(pl.String, pl.Int64)
 
@@ -327,9 +429,26 @@ class Nested(Fold):
     total = ms.value_state(pl.List(pl.Int64), default=[1])
 
 
+class SameName(Fold):
+    k = ms.value_state(pl.Int64)
+
+
+class NeverCalled(Fold):
+    def on_timer(self, context, time):
+        raise NotImplementedError
+
+
+class NeverCalledByRow(ByRow):
+    def on_timers(self, context, timers, state):
+        raise NotImplementedError
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
+        (SameName(), "has the name of a column of the key"),
+        (NeverCalled(), "has on_timer, which is never called: it derives from ms.FrameFunction"),
+        (NeverCalledByRow(), "has on_timers, which is never called: .* are on_row, on_timer"),
         (Forgets(), "has a ttl, and a frame does not say"),
         (Stateless(), "declares no state"),
         (Nested(), "of a nested type. Leave it out"),

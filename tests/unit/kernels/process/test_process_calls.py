@@ -48,6 +48,18 @@ def told(batches, **options):
     return run, [row for table in run.outputs for row in table["what"]]
 
 
+def test_a_row_with_a_time_that_python_has_not_is_a_dead_letter_among_others():
+    events = ms.App("p", log="unused").topic("t", SCHEMA, key="k").stream(time="at")
+    far = events.with_columns(far=(pl.col("n") * 10**18).cast(pl.Datetime("us", "UTC")))
+    run = Run(far.process(Told(), by="k", schema=TEXT).node.kernel)
+    rows = as_table({"x": [(1, "row", 0), (1, "row", 1)] * 120})
+    far_of = (pl.col("n") * 10**18).cast(pl.Datetime("us", "UTC")).alias("far")
+    out = run.batch(rows.with_columns(far_of), 5 * SECOND).rows
+    assert out["what"].to_list() == ["row 0 [] None"] * 120
+    assert len(run.failed) == 120
+    assert "the row has a value that Python cannot hold" in run.failed[0][-1]
+
+
 def test_a_timer_comes_after_the_rows_before_it_and_before_those_at_it():
     rows = [(1, "timer", 4), (4, "row", 1), (5, "row", 2), (6, "row", 3)]
     _, all_at_once = told([(rows, 60)])

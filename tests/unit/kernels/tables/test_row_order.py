@@ -67,11 +67,13 @@ def compared(one, other, *, descending=False):
     return -found if descending else found
 
 
-def ranked(rows, order, count, ties):
+def ranked(rows, order, count, ties, tie_break):
     """Return the group, rank and place of the rows with a rank of at most ``count``, group by group."""
 
     def before(one, other):
-        keys = [(column, down) for column, down in order] + [(1, False), (2, False), (3, False)]
+        keys = [(column, down) for column, down in order] + [
+            (int(c), False) for c in (*tie_break, 3)
+        ]
         for column, down in keys:
             found = compared(one[1][column], other[1][column], descending=down)
             if found:
@@ -102,12 +104,13 @@ def ranked(rows, order, count, ties):
     count=st.integers(1, 4),
     bits=st.sampled_from([0, 1, 64]),
     pruned=st.booleans(),
+    tie_break=st.sampled_from([("1", "2"), ()]),
 )
 def test_rows_are_ranked_as_if_they_were_compared_one_by_one(
-    rows, by, downs, ties, count, bits, pruned
+    rows, by, downs, ties, count, bits, pruned, tie_break
 ):
     order = tuple(zip(by, downs, strict=False))
-    rule = RowOrder(("0",), order, ("1", "2"))
+    rule = RowOrder(("0",), order, tie_break)
     mask = np.uint64(2**64 - 2 ** (64 - bits))  # groups may share a hash
     hashes = hash_columns(rows, ("0",)) & mask
     found = rule.sort(rows, hashes, (ties, count) if pruned else None)
@@ -123,7 +126,8 @@ def test_rows_are_ranked_as_if_they_were_compared_one_by_one(
     whole = rows.with_columns(
         pl.col(name).to_physical() for name in "12" if rows.schema[name].is_temporal()
     )
-    expected = ranked(whole.rows(), [(int(c), down) for c, down in order], count, ties)
+    by_number = [(int(c), down) for c, down in order]
+    expected = ranked(whole.rows(), by_number, count, ties, tie_break)
     assert got == expected
     groups = [group for group, _, _ in at]
     changes = sum(a != b for a, b in pairwise(groups))

@@ -1,15 +1,24 @@
 """Where batches end: everything is read once, fairly, and a batch is a function of its offsets."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millstream.errors import ConfigError
 from millstream.kernels.plan import SourcePlan
 from millstream.kernels.time.watermarks import PartitionProgress, WatermarkRule
 from millstream.spark.source.alignment import Paces
-from millstream.spark.source.offsets import LogSnapshot, SourceOffset, divide, planned_offset
+from millstream.spark.source.offsets import (
+    LogSnapshot,
+    SourceOffset,
+    check_declared,
+    divide,
+    planned_offset,
+    with_declared,
+)
 from millstream.spark.source.offsets import next_offset as next_offset_of
 
 IDLE_MS = 1000
@@ -30,6 +39,21 @@ def source(name="s", topic="t", idle_ms=IDLE_MS, **rule):
 def at(*offsets, clock_ms=0, active_ms=0):
     progress = tuple(PartitionProgress(offset, active_ms) for offset in offsets)
     return SourceOffset(clock_ms, {"t": progress}, {})
+
+
+@pytest.mark.parametrize("producers_max", [None, 3])
+def test_another_idle_time_matters_where_producers_are_told_apart(producers_max):
+    def plan(idle_ms):
+        told_apart = source(idle_ms=idle_ms, producers_max=producers_max)
+        return SimpleNamespace(sources=[told_apart], program=SimpleNamespace(given={}))
+
+    kept = with_declared(replace(at(3), idle={"s": frozenset()}).to_json(), plan(10))
+    check_declared(kept, plan(10))
+    if producers_max is None:
+        check_declared(kept, plan(20))
+    else:
+        with pytest.raises(ConfigError, match="another name, topic, idle or"):
+            check_declared(kept, plan(20))
 
 
 def test_with_nothing_new_the_offset_stays_and_no_batch_is_made():
