@@ -35,7 +35,7 @@ def named(keys):
 
 
 def limited(rows):
-    if rows["cost"].max() > LIMIT:
+    if (rows["cost"] > LIMIT).any():
         raise ValueError("too much")
     return rows
 
@@ -101,7 +101,7 @@ def test_answers_stay_where_the_edit_is_on_another_path(edited, service):
     assert service.calls() == Counter()
 
 
-COUNTED = ("agg(n=ms.count())", "agg(n=ms.sum(pl.lit(1)))")
+COUNTED = ("agg(n=ms.count())", "agg(n=ms.count(pl.col('cost') >= 0))")
 
 
 def test_a_step_that_would_ask_again_needs_consent(edited, service, call):

@@ -241,9 +241,9 @@ def test_rows_on_which_a_step_fails_are_left_out_as_in_a_batch(tmp_path):
 
 
 def test_a_view_lacks_what_its_source_lacks_and_says_so(tmp_path):
-    edited, rows = began(tmp_path, APP.replace('per_ad.view("per_ad")\n', ""))
+    edited, rows = began(tmp_path, APP.replace('ad.view("per_ad")', 'ad.view("per_ad", key="ad")'))
     app = edited.write(with_view('per_ad.view("late", key=["window_start", "ad"])'))
-    assert "no view has the rows of the step above it" in said(plan_change(app), "late")
+    assert "'per_ad' has not one row for each row that holds" in said(plan_change(app), "late")
     edited.append(events(10, 7, first=len(rows)))
     edited.run(app)
     since = note(app, "late")
@@ -290,7 +290,7 @@ def test_what_cannot_be_filled_says_why_and_is_written_from_now_on(tmp_path, vie
 
 def test_a_column_that_the_view_has_not_or_not_exactly_is_not_made_up(tmp_path):
     source = APP.replace('ad.view("per_ad")', 'ad.drop("cost").view("per_ad")').replace(
-        'n=ms.count(), cost=ms.sum("cost"))\nper_ad', 'n=ms.count(), cost=ms.sum("cost"), all=ms.collect("cost"))\nper_ad'
+        'n=ms.count(), cost=ms.sum("cost"))\nper_ad', 'n=ms.count(), cost=ms.sum("cost"), all=ms.list("cost"))\nper_ad'
     )  # fmt: skip
     edited, _ = began(tmp_path, source, count=30)
     app = edited.write(

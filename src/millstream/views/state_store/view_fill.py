@@ -54,6 +54,7 @@ _PLAIN = (
     *(pl.Int8(), pl.Int16(), pl.Int32(), pl.UInt8(), pl.UInt16(), pl.UInt32()),
     *(pl.Float32(), pl.Duration("ms")),
 )
+_PASSING_ON = (Drop, Rename)  # steps that compute nothing
 _BY_TEXT: Mapping[str, pl.DataType] = {repr(dtype): dtype for dtype in _PLAIN}
 _TIME = re.compile(r"Datetime\(time_unit='(us|ms)', time_zone=(?:None|'([^']+)')\)")
 
@@ -144,6 +145,10 @@ class ViewFill:
             UserCodeError: failing rows are to stop the app, or too many fail.
         """
         taken = pl.DataFrame([_typed(source[name], dtype) for name, dtype in self.types.items()])
+        if all(isinstance(edge.step, _PASSING_ON) for edge in self.edges):  # kept as JSON, perhaps
+            for edge in self.edges:
+                taken = edge.step.apply(taken).table
+            return taken[list(self.schema.names)]
         collector = _Collector()
         routers: list[RowRouter] = [collector]
         for edge in reversed(self.edges):
@@ -233,7 +238,7 @@ def _fill_from(
     lacking = sorted(wanted - {*view.schema.names})
     if lacking:
         return f"the view {name!r} lacks the column {lacking[0]!r}"
-    plain = all(isinstance(edge.step, (Drop, Rename)) for edge in edges)
+    plain = all(isinstance(edge.step, _PASSING_ON) for edge in edges)
     types = {}
     for column in sorted(wanted):
         kept = dtype_of(view.schema.kinds[column])
