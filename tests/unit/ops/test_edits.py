@@ -210,7 +210,7 @@ EDITS = {
         (('per_ad.view("per_ad")', 'per_ad.map_frames(lambda rows: rows.with_columns(one=pl.lit(1))).view("per_ad")'),),
         {"step per_ad", "view per_ad", "step busy", "view busy"},
         views={"per_ad": over_all(lambda rows: {(*row, 1) for row in per_ad(rows)})},
-        why="or what identifies them is changed"),
+        why="which rows of a key it has depends on their order"),
     "a step is added": Edit(
         ((DEAR, DEAR + 'stream.window(ms.tumbling("1 hour"), by="ad", name="hours").emit("update")'
           '.agg(n=ms.count()).view("hours")\n'),),

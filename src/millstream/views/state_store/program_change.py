@@ -443,9 +443,10 @@ class _Outputs:
         fill = self.fills.get(view)
         if isinstance(fill, ViewFill) and not below:
             return PartChange("view", view, "rebuilds", remade, filled_from=fill.source)
-        because = ["a step above it is rebuilt"] if below else self._not_filled(view)
+        above = ["a step above it is rebuilt"] if below else []
+        why = (*remade, *self._not_filled(view), *above)
         topics = tuple(sorted(self.paths.topics_of(definition)))
-        return PartChange("view", view, "rebuilds", (*remade, *because), topics=topics)
+        return PartChange("view", view, "rebuilds", why, topics=topics)
 
     def _not_filled(self, view: str) -> list[str]:
         """Say why a view that is new, or has another table, is not filled from one that is there."""
@@ -486,7 +487,8 @@ class _Fills:
             return {}
         wanted = {*remade, *(view for view in self.declared.schemas if self._lacks_rows(view))}
         held = [*self._held()] if wanted else []
-        return {view: self._fill(view, held) for view in sorted(wanted)}
+        fills = {view: self._fill(view, held) for view in sorted(wanted)}
+        return {view: fill for view, fill in fills.items() if fill is not None}
 
     def _lacks_rows(self, view: str) -> bool:
         """Return whether a view is new, or misses what came out while it was left out."""
@@ -498,10 +500,15 @@ class _Fills:
             until is not None and until.batch_id != self.left.boundary.batch_id
         )
 
-    def _fill(self, view: str, held: Iterable[HeldView]) -> ViewFill | str:
-        """Return how a view is filled: one that has rows only from one that has them all, or is what it was itself."""
+    def _fill(self, view: str, held: Iterable[HeldView]) -> ViewFill | str | None:
+        """Return how a view is filled: one that has rows only from one that has them all, or is what it was itself.
+
+        None if the step above it does not keep its state.
+        """
         path = self.declared.paths.get(view)
         step = None if path is None else self.steps.kept.get(path.step)
+        if path is not None and step is None:
+            return None
         is_new = _output(view) not in self.left.outputs.coverage
         usable = [
             one
