@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 
 import psycopg
 import pytest
@@ -308,6 +309,18 @@ def test_a_record_has_its_database_schema_and_transaction(own_shop, tmp_path):
     assert (source["connector"], source["snapshot"]) == ("postgresql", "false")
     assert isinstance(source["txId"], int)
     assert isinstance(source["lsn"], int)
+
+
+def test_a_run_of_a_moment_lets_the_server_remove_what_is_in_the_log(shop, tmp_path):
+    shop.run("CREATE TABLE t (id int PRIMARY KEY)")
+    capture = partial(ms.capture, shop.url, tables="t", to=tmp_path, name="shop")
+    capture().run(until="caught-up")
+    shop.run("INSERT INTO t VALUES (1)")
+    (end,) = shop.run("SELECT pg_current_wal_flush_lsn()::text")[0]
+    capture().run(until="caught-up")
+    shop.wait_until_released()
+    moved = f"SELECT confirmed_flush_lsn >= '{end}' FROM pg_replication_slots WHERE slot_name = '{shop.slot()}'"
+    assert shop.run(moved) == [(True,)]
 
 
 def test_what_is_wrong_is_told_without_the_password(own_shop, tmp_path):
