@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import pairwise
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,9 @@ class Known:
     failed: bool = False
     asked_to_stop: bool = False
     brokers: bool = False
-    held: list[tuple[int, bool]] = field(default_factory=list)  # since which batch; held by anything
+    held: list[tuple[int, bool]] = field(
+        default_factory=list
+    )  # since which batch; held by anything
 
     @property
     def waiting(self):
@@ -108,7 +111,7 @@ def fullest(batches):
 def usual_rate(batches):
     """What arrives half of the time, or less."""
     stretches = []
-    for before, one in zip(batches, batches[1:], strict=False):
+    for before, one in pairwise(batches):
         long_s = one.at_s - before.at_s
         if long_s > 0:
             came = one.read + one.unread - before.unread

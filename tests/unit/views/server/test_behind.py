@@ -133,7 +133,7 @@ class Living:
                 )
         return self
 
-    def known(self, alive=True, shares=(1,), **more):
+    def known(self, *, alive=True, shares=(1,), **more):
         """What is known of it now, with what waits divided among partitions."""
         waiting = [self.unread * share // sum(shares) for share in shares]
         partitions = [Partition(self.read, self.read + one) for one in waiting]
