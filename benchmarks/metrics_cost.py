@@ -24,7 +24,7 @@ import urllib.request
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
-from _measure import TICKS, spread, table, tree_cpu_s
+from _measure import spread, table, tree_cpu_s
 
 VALUES = [
     b'{"n": %d, "user": "u%d", "at": "2026-01-01T00:00:00Z"}' % (n, n % 100) for n in range(1000)
@@ -47,8 +47,8 @@ def free_port():
 
 
 def cpu_s(pid):
-    fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:13])) / TICKS
+    """CPU seconds of a process with all its threads: to the nanosecond, as clock_getcpuclockid(3) has it on Linux."""
+    return time.clock_gettime((~pid << 3) | 2)
 
 
 def figure(text, name):
