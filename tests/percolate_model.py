@@ -33,8 +33,8 @@ def is_inside(row, corners):
         return False
     y, x = Fraction(row["lat"]), Fraction(row["lon"])
     crossed = 0
-    for (y1, x1), (y2, x2) in zip(corners, [*corners[1:], corners[0]], strict=True):
-        y1, x1, y2, x2 = map(Fraction, (y1, x1, y2, x2))
+    for one, other in zip(corners, [*corners[1:], corners[0]], strict=True):
+        (y1, x1), (y2, x2) = (tuple(map(Fraction, corner)) for corner in (one, other))
         if min(y1, y2) <= y < max(y1, y2) and x1 + (x2 - x1) * (y - y1) / (y2 - y1) > x:
             crossed += 1
     return crossed % 2 == 1

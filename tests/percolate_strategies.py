@@ -25,12 +25,22 @@ def corners():
 conditions = st.one_of(
     st.tuples(st.just("term"), fields, words),
     st.tuples(st.just("phrase"), fields, st.lists(words, min_size=1, max_size=3)),
-    st.tuples(st.just("wild"), fields, st.sampled_from(["ab*", "abc*", "a?c", "*b*", "cab?n", "abc?*"])),
-    st.tuples(st.just("regex"), fields, st.sampled_from(["ab.", "(ab|ca).*", "[0-9]+", "abc?d?e?"])),
+    st.tuples(
+        st.just("wild"), fields, st.sampled_from(["ab*", "abc*", "a?c", "*b*", "cab?n", "abc?*"])
+    ),
+    st.tuples(
+        st.just("regex"), fields, st.sampled_from(["ab.", "(ab|ca).*", "[0-9]+", "abc?d?e?"])
+    ),
     ranges("count", whole),
     ranges("price", halves),
     st.tuples(st.just("exists"), st.sampled_from(["title", "body", "count", "price"])),
-    st.tuples(st.just("near"), st.just("place"), degrees, degrees, st.sampled_from([1, 300_001, 1_500_001])),
+    st.tuples(
+        st.just("near"),
+        st.just("place"),
+        degrees,
+        degrees,
+        st.sampled_from([1, 300_001, 1_500_001]),
+    ),
     st.tuples(st.just("inside"), st.just("place"), corners()),
     st.just(("all",)),
 )
