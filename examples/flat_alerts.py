@@ -81,7 +81,7 @@ class Wish:
 def pipeline(folder: Path | str) -> ms.App:
     """Declare the topic ``found``: a record for each flat and alert."""
     app = ms.App("flat-alerts", log=folder)
-    idle = ms.watermark(idle="1 second")
+    idle = ms.watermark("1 second", idle="1 second")
     alerts = app.table("alerts", Alert, key="id", time="since", watermark=idle)
     flats = app.topic("flats", Flat, key="id").stream(time="listed", watermark=idle)
     found = flats.percolate(

@@ -298,7 +298,7 @@ class EventCollection(Collection):
 
         ::
 
-            alerts = app.table("alerts", Alert, key="id", time="since", watermark=ms.watermark(idle="30 seconds"))
+            alerts = app.table("alerts", Alert, key="id", time="since", watermark=ms.watermark("5 seconds", idle="30 seconds"))
             flats.percolate(alerts, "query", analyzers={"title": "english"}, points={"place": ("lat", "lon")})
 
         A query is a text such as ``title:"quiet street" rent:<900 place:near(52.5 13.4 3km) NOT furnished:true``. It
