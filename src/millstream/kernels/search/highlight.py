@@ -16,7 +16,7 @@ from millstream.kernels.arrays import Int64s
 from millstream.kernels.search.analyzers import normalized, raw_words
 from millstream.kernels.search.compiled_queries import positive_conditions
 from millstream.kernels.search.conditions import PATTERN, PHRASE, PREFIX, SEPARATOR, TERM
-from millstream.kernels.search.verify import Verifier
+from millstream.kernels.search.verify import QueryVerifier
 
 _TEXTUAL = (TERM, PHRASE, PREFIX, PATTERN)
 
@@ -31,7 +31,9 @@ class Highlight:
     chars: int
 
 
-def fragments(highlight: Highlight, verifier: Verifier, docs: Int64s, queries: Int64s) -> pl.Series:
+def fragments(
+    highlight: Highlight, verifier: QueryVerifier, docs: Int64s, queries: Int64s
+) -> pl.Series:
     """Return the fragment of each match; null where no word of a text field made it."""
     texts = _Texts(verifier)
     made = [
@@ -44,7 +46,7 @@ def fragments(highlight: Highlight, verifier: Verifier, docs: Int64s, queries: I
 class _Texts:
     """The words of rows that are asked for, with where they stand in the text."""
 
-    def __init__(self, verifier: Verifier) -> None:
+    def __init__(self, verifier: QueryVerifier) -> None:
         self.verifier = verifier
         self.documents = verifier.documents
         self._hits: dict[int, Int64s] = {}

@@ -65,7 +65,7 @@ from millstream.kernels.search.compiled_queries import (
 from millstream.kernels.search.documents import Documents
 from millstream.kernels.search.highlight import Highlight, fragments
 from millstream.kernels.search.postings import Postings
-from millstream.kernels.search.verify import StoredConditions, Verifier
+from millstream.kernels.search.verify import StoredConditions, QueryVerifier
 from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.keyhash import Hashes, hash_columns
 from millstream.kernels.state.ledger import StateLedger
@@ -301,7 +301,7 @@ class _PercolateBatch:
         known = self._known(hashes, queries)
         if known is None:
             return
-        verifier = Verifier(documents, StoredConditions.of(known))
+        verifier = QueryVerifier(documents, StoredConditions.of(known))
         for first, end in _parts(docs):
             found = self._in_force(due, known, docs[first:end], hashes[first:end])
             found = found.where(verifier.matches(found.rows, found.versions))
@@ -344,7 +344,7 @@ class _PercolateBatch:
         return _Pairs(of_doc, versions).where(versions != NO_MATCH)
 
     def _joined(
-        self, documents: Documents, known: pl.DataFrame, verifier: Verifier, found: _Pairs
+        self, documents: Documents, known: pl.DataFrame, verifier: QueryVerifier, found: _Pairs
     ) -> pl.DataFrame:
         """Return the rows of matches, by row and then by the query's key."""
         step, rows = self.step, documents.rows

@@ -61,7 +61,7 @@ class StoredConditions:
 
 
 @dataclass(frozen=True)
-class Verifier:
+class QueryVerifier:
     """Tests pairs of the documents of a batch and some queries."""
 
     documents: Documents

@@ -17,7 +17,7 @@ from millstream.kernels.search.compiled_queries import (
 )
 from millstream.kernels.search.documents import Documents, hash_terms
 from millstream.kernels.search.fields import SearchField
-from millstream.kernels.search.verify import StoredConditions, Verifier
+from millstream.kernels.search.verify import StoredConditions, QueryVerifier
 
 COLUMNS = {
     "title": pl.String(),
@@ -46,7 +46,7 @@ def run(found_rows, texts):
     documents = Documents(pl.DataFrame(found_rows, schema=COLUMNS), LANGUAGE.fields)
     pairs = [(doc, query) for doc in range(len(found_rows)) for query in range(len(texts))]
     doc, query = (pl.Series([pair[n] for pair in pairs]).to_numpy() for n in (0, 1))
-    verified = Verifier(documents, StoredConditions.of(compiled)).matches(doc, query)
+    verified = QueryVerifier(documents, StoredConditions.of(compiled)).matches(doc, query)
     docs, terms = documents.index_terms(7)
     has = set(zip(docs.tolist(), terms.tolist(), strict=True))
     wanted = [set(hash_terms(pl.Series(terms), 7).tolist()) for terms in compiled[NECESSARY]]
