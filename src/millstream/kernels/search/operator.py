@@ -65,7 +65,7 @@ from millstream.kernels.search.compiled_queries import (
 from millstream.kernels.search.documents import Documents
 from millstream.kernels.search.highlight import Highlight, fragments
 from millstream.kernels.search.postings import Postings
-from millstream.kernels.search.verify import StoredConditions, QueryVerifier
+from millstream.kernels.search.verify import QueryVerifier, StoredConditions
 from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.keyhash import Hashes, hash_columns
 from millstream.kernels.state.ledger import StateLedger

@@ -17,7 +17,7 @@ from millstream.kernels.search.compiled_queries import (
 )
 from millstream.kernels.search.documents import Documents, hash_terms
 from millstream.kernels.search.fields import SearchField
-from millstream.kernels.search.verify import StoredConditions, QueryVerifier
+from millstream.kernels.search.verify import QueryVerifier, StoredConditions
 
 COLUMNS = {
     "title": pl.String(),
@@ -54,7 +54,7 @@ def run(found_rows, texts):
     return {pair for pair, true in zip(pairs, verified.tolist(), strict=True) if true}, tried
 
 
-@settings(max_examples=some(300), deadline=None)
+@settings(max_examples=some(150), deadline=None)
 @given(st.lists(rows, min_size=1, max_size=5), st.lists(queries, min_size=1, max_size=8))
 def test_rows_match_as_by_trying_every_query_and_all_matches_are_tried(found_rows, trees):
     matching, tried = run(found_rows, [text_of(tree) for tree in trees])

@@ -217,7 +217,7 @@ def expected(documents, history, delay):
                     yield number, key
 
 
-@settings(max_examples=some(60), deadline=None)
+@settings(max_examples=some(20), deadline=None)
 @given(
     st.lists(st.tuples(times, random_rows), max_size=5),
     histories,
