@@ -82,8 +82,8 @@ def pipeline(folder: Path | str) -> ms.App:
     """Declare the topic ``found``: a record for each flat and alert."""
     app = ms.App("flat-alerts", log=folder)
     idle = ms.watermark("1 second", idle="1 second")
-    alerts = app.table("alerts", Alert, key="id", time="since", watermark=idle)
-    flats = app.topic("flats", Flat, key="id").stream(time="listed", watermark=idle)
+    alerts = app.table("alerts", Alert, key="id", time="since", watermark=idle, partitions=1)
+    flats = app.topic("flats", Flat, key="id", partitions=1).stream(time="listed", watermark=idle)
     found = flats.percolate(
         alerts, "query", analyzers={"title": "english"}, points={"place": ("lat", "lon")}
     )
@@ -130,10 +130,13 @@ def send(folder: Path | str, wanted: list[Wish], offered: list[Flat]) -> None:
     """Write alerts and flats to the log."""
     with ms.connect(folder) as log, log.producer() as producer:
         for topic in ("alerts", "flats"):
-            log.create_topic(topic)
+            log.create_topic(topic, partitions=1)
         for number, wish in enumerate(wanted):
             alert = {"id": number, "query": wish.query(), "since": NEW_YEAR.isoformat()}
             producer.send("alerts", alert, key=str(number))
+        # Without it the flats would wait: an alert that is in force before them might come.
+        last = {"id": -1, "query": "NOT *:*", "since": (NEW_YEAR + timedelta(days=365)).isoformat()}
+        producer.send("alerts", last, key="-1")
         for flat in offered:
             value = {**vars(flat), "listed": flat.listed.isoformat()}
             producer.send("flats", value, key=str(flat.id))
@@ -166,9 +169,11 @@ def main() -> None:
         send(folder, wanted, offered)
         pipeline(folder).run(until="caught-up")
         pairs = ms.view("found", log=folder).scan().select("id", "id_query").rows()
-        # The last flats wait: a change of an alert might come that is in force before them.
+        # The last flats wait: others of the same time might come.
         tried = offered[: min(200, max((flat for flat, _ in pairs), default=0))]
         count = check(pairs, wanted, tried)
+        if not count:
+            raise SystemExit("nothing matched")
         print(
             f"{len(pairs)} matches; those of {len(tried)} flats, {count}, are as by trying all alerts"
         )
