@@ -30,6 +30,12 @@ def stream(**options):
     return topic.stream(time="at", **options)
 
 
+def percolated(**options):
+    app = ms.App("a", log="unused")
+    stream = app.topic("t", SCHEMA).stream(time="at")
+    return stream.percolate(app.table("q", SCHEMA, key="id", time="at"), "id", **options)
+
+
 WITHIN = ("0 seconds", "1 minute")
 
 
@@ -72,6 +78,12 @@ WRONG = {
     ("Topic.stream", "late", "corect", "correct"): declared(lambda word: stream(late=word)),
     ("Windowed.emit", "mode", "updates", "update"): declared(
         lambda word: stream().window(ms.tumbling("1 minute")).emit(word)
+    ),
+    ("Stream.percolate", "analyzers", "englisch", "english"): declared(
+        lambda word: percolated(analyzers={"id": word})
+    ),
+    ("Stream.percolate", "on_error", "stopp", "stop"): declared(
+        lambda word: percolated(on_error=word)
     ),
     ("Stream.dedup", "null", "droop", "drop"): declared(
         lambda word: stream().dedup("id", within="1 day", null=word)

@@ -27,6 +27,7 @@ from millstream.pipeline.graph import (
 )
 from millstream.pipeline.interval_joins import Within, build_interval_join
 from millstream.pipeline.patterns import build_match
+from millstream.pipeline.percolate import PercolateOptions, build_percolate
 from millstream.pipeline.process import build_process
 from millstream.pipeline.sequences import PatternSequence
 from millstream.pipeline.shape import StreamShape
@@ -275,6 +276,76 @@ class EventCollection(Collection):
         self.app.require_same(right.app, f"{what} takes inputs")
         origin = right.origin if isinstance(right, Table) else None
         return RightInput(right.node, right.shape, origin)
+
+    # ── stored searches ─────────────────────────────────────────────────────────────────────
+
+    def percolate(
+        self,
+        queries: Table,
+        query: str,
+        *,
+        analyzers: Mapping[str, str] | None = None,
+        points: Mapping[str, tuple[str, str]] | None = None,
+        default: str | Sequence[str] | None = None,
+        highlight: str | None = None,
+        marks: tuple[str, str] = ("<em>", "</em>"),
+        shards: int = 1,
+        suffix: str = "_query",
+        on_error: OnError = "dead-letter",
+        name: str | None = None,
+    ) -> Self:
+        """Match each row with stored queries: a row comes out once for each query that it matches.
+
+        ::
+
+            alerts = app.table("alerts", Alert, key="id", time="since", watermark=ms.watermark("5 seconds", idle="30 seconds"))
+            flats.percolate(alerts, "query", analyzers={"title": "english"}, points={"place": ("lat", "lon")})
+
+        A query is a text such as ``title:"quiet street" rent:<900 place:near(52.5 13.4 3km) NOT furnished:true``. It
+        names the columns of this stream, and the points. Queries are added, changed and removed while the app runs, as
+        rows of the table: each is in force from its event time until the next row of its key. A row waits until the
+        watermarks of both inputs have passed its time by their lateness, and is then matched with the
+        queries that were in force at its time. So the matches depend on the records alone, and not on batches. A query
+        that is late counts for rows from its partition's watermark on, less the lateness; none of these has come out.
+
+        Args:
+            queries: A table made directly of a topic or stream, perhaps with ``filter``, ``with_columns``,
+                ``select``, ``rename`` and ``drop``.
+            query: Its column with the text. A text that is no query is a dead letter that says at which character that
+                shows, and the row of its key before it stays in force.
+            analyzers: What makes terms of a column of text: ``"standard"`` (words, in lower case), if nothing else is
+                said; ``"keyword"`` (the value as it is), ``"whitespace"``, or a language, such as ``"english"``: stems
+                of words. Languages need ``pip install "millstream[search]"``.
+            points: Fields of points on the globe: the columns of latitude and longitude, in degrees.
+            default: The columns that a word without a field is looked for in; by default all text but that with ``"keyword"``.
+            highlight: A column to add, with the part of the text where the words of the query are; null if no word is.
+            marks: What stands before and after each of these words there. The text itself is not escaped.
+            shards: Into how many parts the queries are divided. A row is sent to all of them; those of one bucket are
+                matched together.
+            suffix: What is added to the name of a column of the table that this stream has, too.
+            on_error: ``"stop"``: a text that is no query stops the job.
+            name: The step's name.
+
+        A result has the row's columns and event time, and those of the query. The state holds the rows that wait, and the
+        queries with an index of the terms that a row must have to match: only what a row's terms lead to is tried.
+
+        Raises:
+            ConfigError: a column is not there or of another type; the versions of the table are not known.
+        """
+        options = PercolateOptions(
+            query,
+            analyzers or {},
+            points or {},
+            default,
+            highlight,
+            marks,
+            shards,
+            suffix,
+            on_error,
+        )
+        right = self._right_input(queries, "percolate")
+        node, shape = build_percolate(self.node, self.shape, right, options, name=name)
+        return self._below(node, shape)
 
     # ── patterns ────────────────────────────────────────────────────────────────────────────
 
