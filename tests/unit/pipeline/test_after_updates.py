@@ -650,7 +650,7 @@ def test_what_is_refused_after_changes_names_what_works():
     spent.window(ms.tumbling("10 seconds"), by="key").emit("update").agg(n=ms.count()).view("spent")
     joined = stream.join(stream.filter(pl.col("n") > 1), "key", within=("0 s", "1 s"), how="left")
     joined.budget("key", cost="n", limit=pl.lit(5))
-    for window in (*EVERY.values(), ms.session("1 minute")):
+    for window in (*TIMED.values(), ms.session("1 minute")):
         with refused('cannot be emitted as parts. Choose "final", "update" or "retract"'):
             changes.window(window, by="key").emit("discard").agg(m=ms.count())
         for mode in ("final", "update", "retract"):
