@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from millstream.kernels.patterns import matcher, programs
+from millstream.kernels.patterns import matcher, programs, row_matcher
+from millstream.kernels.patterns.row_tables import PatternRows, RowTables, RowWork
 from millstream.kernels.patterns.tables import MatcherRows, Tables, Work
 
 COMPILED_ROWS_MIN = 50_000  # of one batch and bucket; in Python they take as long as loading
@@ -38,6 +39,15 @@ def match_keys(
         matcher.match_keys(tables, rows, work, until_us)
 
 
+def match_row_patterns(tables: RowTables, rows: PatternRows, work: RowWork, until_us: int) -> None:
+    """Run :func:`millstream.kernels.patterns.row_matcher.match_row_patterns` likewise."""
+    if len(rows.time_us) >= COMPILED_ROWS_MIN and is_available():
+        compiled_match_row_patterns()(tables, rows, work, until_us)
+        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        row_matcher.match_row_patterns(tables, rows, work, until_us)
+
+
 @cache
 def is_available() -> bool:
     """Return whether numba is installed."""
@@ -47,20 +57,32 @@ def is_available() -> bool:
 def compiled_match_keys() -> Callable[..., None]:
     """Return the compiled function; it is compiled when it is first called."""
     with _loading:
-        return _compiled()
+        return _compiled(matcher.match_keys)
+
+
+def compiled_match_row_patterns() -> Callable[..., None]:
+    """Return the compiled function for row patterns."""
+    with _loading:
+        return _compiled(row_matcher.match_row_patterns)
 
 
 @cache
-def _compiled() -> Callable[..., None]:
+def _compiled(function: Callable[..., None]) -> Callable[..., None]:
     numba: Any = import_module("numba")
+    _let_compile()
+    compiled: Callable[..., None]
+    try:
+        compiled = numba.njit(cache=True)(function)
+    except RuntimeError:  # no folder to keep it in can be written to: each process compiles it
+        compiled = numba.njit(function)
+    return compiled
+
+
+@cache
+def _let_compile() -> None:
+    """Let compiled functions call the functions of these modules."""
     extending: Any = import_module("numba.extending")
-    for module in (programs, matcher):
+    for module in (programs, matcher, row_matcher):
         for function in vars(module).values():
             if isinstance(function, FunctionType) and function.__module__ == module.__name__:
                 extending.register_jitable(function)
-    compiled: Callable[..., None]
-    try:
-        compiled = numba.njit(cache=True)(matcher.match_keys)
-    except RuntimeError:  # no folder to keep it in can be written to: each process compiles it
-        compiled = numba.njit(matcher.match_keys)
-    return compiled

@@ -294,14 +294,14 @@ def fill_registers(tables: Tables, rows: MatcherRows, work: Work, entry: int) ->
             floating[entry, register] = rows.floating[value, row]
             null[entry, register] = rows.null[value, row]
         elif aggregate != FIRST and not rows.null[value, row]:
-            _fold(tables, rows, work, entry, register, aggregate, value, row)
+            fold_value(tables, rows, work, entry, register, aggregate, value, row)
 
 
 def _is_first(work: Work, parent: int, state: int) -> bool:
     return bool(work.entries[parent, STATE] != state)
 
 
-def _fold(
+def fold_value(
     tables: Tables,
     rows: MatcherRows,
     work: Work,
@@ -323,6 +323,7 @@ def _fold(
         floating[entry, register] = rows.floating[value, row]
         null[entry, register] = 0
     elif aggregate == TOTAL:
+        whole[entry, register] += rows.whole[value, row]
         floating[entry, register] += rows.floating[value, row]
     elif tables.aggregate_float[register]:
         was, now = floating[entry, register], rows.floating[value, row]

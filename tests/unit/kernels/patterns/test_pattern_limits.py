@@ -83,4 +83,4 @@ def test_without_a_folder_to_keep_it_in_it_is_compiled_by_each_process(monkeypat
             return function
 
     monkeypatch.setattr(compiled, "import_module", lambda _: Numba)
-    assert compiled._compiled.__wrapped__() is made[0]
+    assert compiled._compiled.__wrapped__(compiled.matcher.match_keys) is made[0]
