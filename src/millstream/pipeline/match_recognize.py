@@ -17,8 +17,8 @@ from millstream.kernels.patterns.row_pattern import (
     Anchor,
     Exclusion,
     first_variables,
+    later_variables,
     nodes,
-    rows_before,
     rows_most,
 )
 from millstream.kernels.patterns.row_references import RowReference, readable, references_in
@@ -140,12 +140,9 @@ def _check_pattern(pattern: RowPattern, rows_per_match: RowsPerMatch) -> None:
 
 def _check_skip(pattern: RowPattern) -> None:
     """Refuse to skip to what is the first row of every match."""
-    members = dict(pattern.subsets).get(pattern.skip_to or "", (pattern.skip_to,))
-    before = rows_before(pattern.node)
-    most = rows_most(pattern.node)
-    firsts = first_variables(pattern.node)
-    always_first = pattern.skip == "to_first" and firsts <= set(members)
-    if (always_first or most == 1) and all(before[name] == 0 for name in members if name):
+    members = set(dict(pattern.subsets).get(pattern.skip_to or "", (pattern.skip_to,)))
+    takes_first = pattern.skip == "to_first" and first_variables(pattern.node) <= members
+    if takes_first or not members & later_variables(pattern.node):
         raise ConfigError(
             f"after_match skips to {pattern.skip_to!r}, which is the first row of each match of {pattern.text!r}, so that the same "
             'match would be found for ever. Skip to another variable, or "to next row".'

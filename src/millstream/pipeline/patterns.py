@@ -158,6 +158,7 @@ class _Declared:
 
 
 def require_one_value(what: str, expression: pl.Expr, columns: ColumnTypes) -> None:
+    """Make sure that an expression is one column."""
     made = pl.DataFrame(schema=columns).select(expression).width
     if made != 1:
         raise ConfigError(

@@ -20,6 +20,7 @@ from millstream.kernels.patterns.row_pattern import (
     Permutation,
     Quantified,
     Variable,
+    children,
     variables_of,
 )
 from millstream.kernels.patterns.row_pattern_text import parse_row_pattern
@@ -165,35 +166,33 @@ def _skip(given: object, names: Sequence[str]) -> tuple[SkipTo, str | None]:
 
 def _drawn(node: PatternNode, conditions: Mapping[str, pl.Expr], indent: str) -> Iterator[str]:
     quantifier = ""
-    if isinstance(node, Quantified):
+    if isinstance(node, Quantified) and not isinstance(node.part, Quantified):
         quantifier, node = f" {_quantifier(node)}", node.part
-    match node:
-        case Variable():
-            condition = conditions.get(node.name)
-            said = "any row" if condition is None else readable(condition)
-            yield f"{indent}{node.name}{quantifier}: {said}"
-        case Anchor():
-            yield f"{indent}{'before the first row' if node.at == '^' else 'after the last row'}"
-        case Concatenation():
-            if quantifier or not node.parts:
-                yield f"{indent}{'in order' if node.parts else 'nothing'}{quantifier}"
-            for part in node.parts:
-                yield from _drawn(part, conditions, indent + "  " * bool(quantifier))
-        case Alternation():
-            yield f"{indent}either{quantifier}"
-            for number, part in enumerate(node.parts):
-                yield from [f"{indent}or"] * bool(number)
-                yield from _drawn(part, conditions, indent + "  ")
-        case Permutation():
-            yield f"{indent}in any order{quantifier}"
-            for part in node.parts:
-                yield from _drawn(part, conditions, indent + "  ")
-        case Exclusion():
-            yield f"{indent}not emitted{quantifier}"
-            yield from _drawn(node.part, conditions, indent + "  ")
-        case Quantified():
-            yield f"{indent}in order{quantifier}"
-            yield from _drawn(node, conditions, indent + "  ")
+    if isinstance(node, Variable):
+        condition = conditions.get(node.name)
+        said = "any row" if condition is None else readable(condition)
+        yield f"{indent}{node.name}{quantifier}: {said}"
+        return
+    heading = _heading(node)
+    if heading or quantifier:
+        yield f"{indent}{heading or 'in order'}{quantifier}"
+        indent += "  "
+    for number, part in enumerate(children(node)):
+        if number and isinstance(node, Alternation):
+            yield f"{indent[:-2]}or"
+        yield from _drawn(part, conditions, indent)
+
+
+def _heading(node: PatternNode) -> str:
+    if isinstance(node, Anchor):
+        return "before the first row" if node.at == "^" else "after the last row"
+    if isinstance(node, Quantified):
+        return f"in order {_quantifier(node)}"
+    if isinstance(node, Concatenation):
+        return "" if node.parts else "nothing"
+    return {Alternation: "either", Permutation: "in any order", Exclusion: "not emitted"}[
+        type(node)
+    ]
 
 
 def _quantifier(node: Quantified) -> str:

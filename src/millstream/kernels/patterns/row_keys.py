@@ -80,19 +80,28 @@ class RowBatch:
         return held
 
     def kept(
-        self, keys: Places, rows_behind: int, since_us: int | None, *, numbered: bool
+        self,
+        keys: Places,
+        rows_behind: int,
+        within_us: int | None,
+        until_us: int,
+        *,
+        numbered: bool,
     ) -> Known:
         """Return what state is to have when the matcher has left the keys so.
 
-        ``rows_behind``: how many rows before the start are looked at; those before ``since_us`` are not. ``numbered``: the number of a key's
-        last match is to be kept, for ever.
+        ``rows_behind``: how many rows before the start are looked at, those at most ``within_us`` before it. A start that is not
+        there yet is after ``until_us``. ``numbered``: the number of a key's last match is to be kept, for ever.
         """
-        begins = np.maximum(self.rows_of[:-1], keys[:, t.NEXT_START] - rows_behind)
+        start = keys[:, t.NEXT_START]
+        begins = np.maximum(self.rows_of[:-1], start - rows_behind)
         place = np.arange(self.rows.height)
         is_kept = place >= begins[self.group]
-        if since_us is not None:
-            is_old = self.rows[TIME].to_numpy() < since_us
-            is_kept &= ~is_old | (place >= keys[self.group, t.NEXT_START])
+        if within_us is not None and self.rows.height:
+            times = self.rows[TIME].to_numpy()
+            is_there = start < self.rows_of[1:]
+            began = np.where(is_there, times[np.where(is_there, start, 0)], until_us + 1)
+            is_kept &= times >= (began - within_us)[self.group]
         rows = self.rows[np.flatnonzero(is_kept)]
         count = np.bincount(self.group[is_kept], minlength=len(keys))
         has_entry = count > 0

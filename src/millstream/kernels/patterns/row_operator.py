@@ -186,10 +186,13 @@ class _RowPatternBatch(PatternBatch):
             new = new.with_columns(pl.lit(1, pl.Int64).alias(WEIGHT))
         batch = RowBatch.of(known, new, self.operator.by)
         work = self._run(batch)
-        within_us = self.operator.within_us
-        since_us = None if within_us is None else self.until_us + 1 - within_us
+        operator = self.operator
         kept = batch.kept(
-            work.keys, self.operator.rows_behind, since_us, numbered=self.operator.numbers_matches
+            work.keys,
+            operator.rows_behind,
+            operator.within_us,
+            self.until_us,
+            numbered=operator.numbers_matches,
         )
         self.matches.write(touched, known, kept)
         self.count(kept, known)

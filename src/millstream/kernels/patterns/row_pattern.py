@@ -159,6 +159,21 @@ def first_variables(node: PatternNode) -> frozenset[str]:
     return frozenset(found)
 
 
+def later_variables(node: PatternNode, *, is_first: bool = True) -> frozenset[str]:
+    """Return the variables that a row other than the first of a match may be matched to."""
+    if isinstance(node, Variable):
+        return frozenset() if is_first else frozenset([node.name])
+    found: set[str] = set()
+    for part in children(node):
+        found |= later_variables(part, is_first=is_first)
+        if isinstance(node, Concatenation):
+            is_first = is_first and rows_most(part) == 0
+    repeats = isinstance(node, Quantified) and (node.most is None or node.most > 1)
+    if repeats or isinstance(node, Permutation):
+        found |= set(variables_of(node))
+    return frozenset(found)
+
+
 def sets_of(
     variables: Sequence[str], subsets: Iterable[tuple[str, tuple[str, ...]]]
 ) -> dict[str, int]:
