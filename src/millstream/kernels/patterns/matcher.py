@@ -23,6 +23,7 @@ from __future__ import annotations
 import numpy as np
 
 from millstream.kernels.patterns.programs import is_true
+from millstream.kernels.patterns.row_tables import AnyRows, AnyTables, AnyWork
 from millstream.kernels.patterns.tables import (
     ANY,
     BY_ROW,
@@ -302,9 +303,9 @@ def _is_first(work: Work, parent: int, state: int) -> bool:
 
 
 def fold_value(
-    tables: Tables,
-    rows: MatcherRows,
-    work: Work,
+    tables: AnyTables,
+    rows: AnyRows,
+    work: AnyWork,
     entry: int,
     register: int,
     aggregate: int,

@@ -138,7 +138,9 @@ class _Emitted:
         rows = self.found.rows
         start = self.found.matches[self.match, t.START]
         place = start + np.maximum(self.current - 1, 0)
-        table = rows[place][[name for name, _ in self.measures.columns if name in rows.columns]]
+        table: pl.DataFrame = rows[place][
+            [name for name, _ in self.measures.columns if name in rows.columns]
+        ]
         if self.measures.rows_per_match != "one":
             return table
         times = rows[TIME]
@@ -174,10 +176,11 @@ class _Emitted:
             length = self.lengths[self.match]
             is_there &= (row >= start) & (row < start + length)
             place = np.where(is_there, self.found.matches[self.match, t.OFFSET] + row - start, 0)
-            names = pl.Series(self.measures.variables, dtype=pl.String)
             if not len(self.found.taken):
                 return pl.Series([None], dtype=pl.String).new_from_index(0, len(row))
-            return names[self.found.taken[place, 0]].set(pl.Series(~is_there), None)
+            names = pl.Series(self.measures.variables, dtype=pl.String)
+            labels: pl.Series = names[self.found.taken[place, 0]]
+            return labels.set(pl.Series(~is_there), None)
         assert reference.column is not None
         is_there &= self._exists(row, start)
         values = self.found.rows[reference.column][np.where(is_there, row, 0)]
@@ -268,8 +271,9 @@ class _Members:
         row = self.emitted.found.matches[self.match, t.START] + self.depth
         columns = self.emitted.measures.columns
         if reference.column is None:
-            return rows[row].select(name for name, _ in columns).to_struct("value")
-        values = rows[reference.column][row]
+            whole: pl.DataFrame = rows[row]
+            return whole.select(name for name, _ in columns).to_struct("value")
+        values: pl.Series = rows[reference.column][row]
         if reference.kind == "list":
             return values
         if reference.kind in ("sum", "mean"):

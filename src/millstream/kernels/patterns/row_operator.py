@@ -50,7 +50,7 @@ from millstream.kernels.patterns.row_pattern import (
     rows_least,
     sets_of,
 )
-from millstream.kernels.patterns.tables import MAX, MIN, TOTAL, Bytes
+from millstream.kernels.patterns.tables import MAX, MIN, TOTAL, Bytes, Places
 from millstream.kernels.state.keyhash import Hashes
 from millstream.kernels.state.operator_state import OperatorState
 
@@ -338,7 +338,7 @@ def _tables(operator: RowPatternMatch) -> t.RowTables:
     )
 
 
-def _new_work(tables: t.RowTables, keys: t.Places, depth: int, taken: int) -> t.RowWork:
+def _new_work(tables: t.RowTables, keys: Places, depth: int, taken: int) -> t.RowWork:
     """Return room for matches of so many rows, and for so many rows of all matches."""
     entries, stack = depth + 2, len(tables.operation) + 1
     work = t.RowWork(

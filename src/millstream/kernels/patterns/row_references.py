@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import polars as pl
 
@@ -54,7 +54,7 @@ class RowReference:
             return None
         kind, variable, flags, logical, physical, column = name.removeprefix(_PREFIX).split(":", 5)
         return cls(
-            kind,  # type: ignore[arg-type] - it was made of one
+            cast("ReferenceKind", kind),
             variable or None,
             column if flags[2] == "1" else None,
             flags[0] == "1",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from millstream.kernels.arrays import Float64s, Int64s
-from millstream.kernels.patterns.tables import Bytes, Places
+from millstream.kernels.patterns.tables import Bytes, MatcherRows, Places, Tables, Work
 
 ABSENT = -1  # instead of a row's place
 STEPS_MAX = 5_000_000  # of one search, so that a key cannot take for ever
@@ -117,3 +117,9 @@ class RowWork(NamedTuple):
     stack_whole: Int64s
     stack_float: Float64s
     stack_null: Bytes
+
+
+# What conditions are asked with, of sequences as of row patterns: the fields that they read have the same names.
+AnyTables = Tables | RowTables
+AnyRows = MatcherRows | PatternRows
+AnyWork = Work | RowWork
