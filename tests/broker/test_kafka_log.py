@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -14,9 +15,11 @@ import pytest
 from broker.broker_process import AsProcess, InProcess
 
 pytest.importorskip("confluent_kafka", reason="the extra `kafka` is not installed here")
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from millstream.client import EventLog, connect
+from millstream.client.address import kafka_address
+from millstream.client.kafka.cluster import Cluster
 from millstream.client.kafka.errors import to_millstream_error
 from millstream.client.kafka.fetcher import Fetcher
 from millstream.client.kafka.groups import KafkaGroups
@@ -72,6 +75,30 @@ def test_brokers_that_are_not_there_are_one_error_and_nothing_on_the_terminal() 
 def test_an_option_that_the_client_refuses_is_told() -> None:
     with pytest.raises(ConfigError, match=r"security\.protocol"):
         connect(f"kafka://{nobody()}?security.protocol=carrier-pigeon")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+    ],
+)
+def test_a_broker_that_does_not_know_a_new_partition_yet_is_asked_again(
+    broker: InProcess, code: int
+) -> None:
+    cluster = Cluster(kafka_address(f"kafka://{broker.address}"))
+    answers: list[Exception | int] = [KafkaException(KafkaError(code)) for _ in range(3)] + [7]
+
+    def send() -> Future[int]:
+        answer, future = answers.pop(0), Future[int]()
+        future.set_exception(answer) if isinstance(answer, Exception) else future.set_result(answer)
+        return future
+
+    assert cluster.call(send, "it failed", reads=True) == 7
+    assert not answers
 
 
 def test_a_producer_says_what_only_folders_can(broker: InProcess) -> None:

@@ -42,17 +42,21 @@ UNAVAILABLE = (
     KafkaError.NETWORK_EXCEPTION,
     KafkaError.REQUEST_TIMED_OUT,
 )
-# Passing errors: after a topic was created, after a broker started.
+# Passing errors: after a topic was created, after a broker started. A broker that has not taken up a new
+# partition yet finds the client's knowledge of the leader newer than its own.
 RETRIABLE = (
     KafkaError._NOENT,
     KafkaError._WAIT_COORD,
     KafkaError.CONCURRENT_TRANSACTIONS,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_CONTROLLER,
     KafkaError.NOT_COORDINATOR,
     KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
     KafkaError.UNSTABLE_OFFSET_COMMIT,
 )
 _UNKNOWN_TOPIC = (

@@ -86,7 +86,8 @@ class BatchLoad:
         what is unread                          how it is estimated
         ======================================  ==============================================================
         nothing                                 at once
-        no more than a batch has read           one batch: the shortest one's time, and the records at capacity
+        no more than a batch has read           one batch: the shortest one's time, and the records at capacity; but
+                                                no longer than what a batch read at most, at capacity
         more; the fullest batches were limited  at what capacity leaves beside what usually arrives; never, if nothing
         more; they were not, or there are few   not known: the next batch is larger than all there were
         ======================================  ==============================================================
@@ -97,7 +98,8 @@ class BatchLoad:
         if capacity.per_s is None or self.usually_arriving_per_s is None:
             return CatchUp(None)
         if unread <= capacity.records:
-            return CatchUp(capacity.shortest_s + unread / capacity.per_s)
+            longest_s = capacity.records / capacity.per_s  # of a batch that read more
+            return CatchUp(min(capacity.shortest_s + unread / capacity.per_s, longest_s))
         if not capacity.limited or self.batches < _BATCHES_MIN:
             return CatchUp(None)
         spare = capacity.per_s - self.usually_arriving_per_s

@@ -37,7 +37,6 @@ class Standby(PostgresServer):
         settings = {
             "hot_standby_feedback": "on",
             "primary_slot_name": PHYSICAL,
-            "sync_replication_slots": "on",
             "primary_conninfo": conninfo,
         }
         super().__init__(wheel_programs(), **{**LOGICAL, **settings})
@@ -81,12 +80,17 @@ class Pair:
         return ms.capture(url or shop.url, to=folder, name="shop").run(until="caught-up")
 
     def wait_until_copied(self, folder, url=None):
-        """Capture until the standby would keep the slot after a promotion: it waits for the slot to move on."""
+        """Capture until the standby would keep the slot after a promotion: it waits for the slot to move on.
+
+        A standby copies slots by itself with ``sync_replication_slots``, but may take half a minute to look.
+        """
         ready = "SELECT 1 FROM pg_replication_slots WHERE synced AND NOT temporary AND invalidation_reason IS NULL"
 
         def copied():
             self.shop.run("SELECT pg_log_standby_snapshot()")
             self.capture(self.shop, folder, url)
+            self.wait_until_replayed()
+            self.later.run("SELECT pg_sync_replication_slots()")
             return self.later.run(ready)
 
         wait_until(copied)
