@@ -90,6 +90,7 @@ def _match_key(tables: RowTables, rows: PatternRows, work: RowWork, key: int) ->
     numbers, keys = work.numbers, work.keys
     numbers[DECIDED_US] = -(2**63)
     numbers[DECIDED_ROW] = -1
+    numbers[FIRST_ROW] = rows.rows_of[key]
     start, end = keys[key, NEXT_START], rows.rows_of[key + 1]
     while start < end:
         if not rows.may_begin[start]:
@@ -127,8 +128,8 @@ def _attempt(tables: RowTables, rows: PatternRows, work: RowWork, key: int, star
 def _set_limits(tables: RowTables, rows: PatternRows, work: RowWork, key: int, start: int) -> None:
     """Find which rows are there for a match that begins here: those in ``[FIRST_ROW, LIMIT)``."""
     numbers = work.numbers
-    first, limit = rows.rows_of[key], rows.rows_of[key + 1]
-    numbers[FIRST_ROW], numbers[LIMIT], numbers[LIMIT_IS_END] = first, limit, 0
+    first, limit = numbers[FIRST_ROW], rows.rows_of[key + 1]  # a later start sees no earlier rows
+    numbers[LIMIT], numbers[LIMIT_IS_END] = limit, 0
     if tables.within_us < 0:
         return
     began = rows.time_us[start]

@@ -35,6 +35,7 @@ from millstream.kernels.patterns.pattern_operator import (
     gate_arrays,
     gate_column,
     value_arrays,
+    value_column,
 )
 from millstream.kernels.patterns.row_conditions import RowConditions
 from millstream.kernels.patterns.row_keys import RowBatch
@@ -292,7 +293,7 @@ class _RowPatternBatch(PatternBatch):
 def _ranked(operator: RowPatternMatch, rows: pl.DataFrame, whole: Int64s) -> tuple[Int64s, Int64s]:
     """Return texts as their ranks, among which the names of variables have theirs."""
     texts = [at for at, value in enumerate(operator.compiled.values) if value.kind == "text"]
-    parts = [rows[f"__value{at}"].alias("text") for at in texts]
+    parts = [rows[value_column(at)].alias("text") for at in texts]
     every = pl.concat([*parts, pl.Series("text", operator.variables, dtype=pl.String)])
     ranks = every.rank("dense").fill_null(0).cast(pl.Int64).to_numpy()
     of_rows = len(texts) * rows.height
