@@ -1,11 +1,11 @@
-"""What figures cost a broker and a pipeline that are at work and scraped every second, as shares of one CPU.
+"""What figures cost a broker and a pipeline that are at work and scraped, as shares of one CPU.
 
-Both in pairs: scraped, and not. Broker: a process that a producer keeps busy; CPU for a million records. Pipeline: a run
-over a log that gets as many records each second, and its run without ``--metrics``; CPU of its driver, and of all its
-processes, for a second. Beside the pairs stands what the servers count themselves
+Both in pairs, in turn which of the two is first: scraped, and not. Broker: a process that a producer keeps busy; CPU for
+a million records. Pipeline: one run with ``--metrics`` over a log that gets as many records each second; CPU of its driver,
+and of all its processes, for a second. Beside the pairs stands what the servers count themselves
 (``millstream_metrics_cpu_seconds_total``), against the clock and against all CPU of the process.
 
-    python benchmarks/metrics_cost.py [--seconds 20] [--rounds 5] [--only broker pipeline]
+    python benchmarks/metrics_cost.py [--seconds 20] [--every 1] [--rounds 5] [--only broker pipeline]
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import urllib.request
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
-from _measure import TICKS, spread, table, tree_cpu_s
+from _measure import spread, table, tree_cpu_s
 
 VALUES = [
     b'{"n": %d, "user": "u%d", "at": "2026-01-01T00:00:00Z"}' % (n, n % 100) for n in range(1000)
@@ -47,8 +47,8 @@ def free_port():
 
 
 def cpu_s(pid):
-    fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:13])) / TICKS
+    """CPU seconds of a process with all its threads: to the nanosecond, as clock_getcpuclockid(3) has it on Linux."""
+    return time.clock_gettime((~pid << 3) | 2)
 
 
 def figure(text, name):
@@ -56,14 +56,15 @@ def figure(text, name):
 
 
 class Scraper(threading.Thread):
-    """Asks for figures every second, from ``with`` to its end; has the first and the last text, and when."""
+    """Asks for figures every so often, from ``with`` to its end; has the first and the last text, and when."""
 
-    def __init__(self, port):
+    def __init__(self, port, every_s=1.0):
         super().__init__(daemon=True)
         self.url, self.ended, self.texts = f"http://127.0.0.1:{port}/metrics", threading.Event(), []
+        self.every_s = every_s
 
     def run(self):
-        while not self.ended.wait(1):
+        while not self.ended.wait(self.every_s):
             with urllib.request.urlopen(self.url, timeout=60) as answer:
                 self.texts.append((time.monotonic(), answer.read().decode()))
 
@@ -125,7 +126,7 @@ def produce(address, seconds):
     return sent
 
 
-def broker(seconds, *, scraped):
+def broker(seconds, every_s, *, scraped):
     """CPU seconds of a broker for a million records; with them, what it says that figures took."""
     with tempfile.TemporaryDirectory() as folder:
         port, ready = free_port(), Path(folder) / "ready"
@@ -136,7 +137,7 @@ def broker(seconds, *, scraped):
             if not scraped:
                 sent = produce(address, seconds)
                 return (cpu_s(pid) - before_s) / sent * 1e6, None
-            with Scraper(port) as scraper:
+            with Scraper(port, every_s) as scraper:
                 sent = produce(address, seconds)
             return (cpu_s(pid) - before_s) / sent * 1e6, scraper.shares()
 
@@ -166,21 +167,29 @@ def has_committed(log):
         return False
 
 
-def pipeline(seconds, *, scraped):
-    """CPU seconds for a second, of a run's driver and of all its processes; what it says that figures took."""
+@contextmanager
+def running_pipeline(seconds, every_s):
+    """Run an app until the block ends; yield what measures it for so long, scraped or not.
+
+    That returns CPU seconds for a second, of its driver and of all its processes, and what it says that figures took.
+    """
     with tempfile.TemporaryDirectory() as folder:
         port, file, log = free_port(), Path(folder) / "app.py", f"{folder}/log"
         file.write_text(APP.format(log=log))
         produce(log, 0.01)
-        options = ["--metrics", f"127.0.0.1:{port}"] if scraped else []
+        options = ["--metrics", f"127.0.0.1:{port}"]
         with process("run", file, *options, ready=lambda: has_committed(log)) as pid:
+
+            def measure(scraped):
+                before = cpu_s(pid), tree_cpu_s(pid), time.monotonic()
+                with Scraper(port, every_s) if scraped else nullcontext() as scraper:
+                    produce_evenly(log, seconds)
+                took_s = time.monotonic() - before[2]
+                spent = ((cpu_s(pid) - before[0]) / took_s, (tree_cpu_s(pid) - before[1]) / took_s)
+                return spent, scraper.shares() if scraped else None
+
             produce_evenly(log, WARM_S)
-            before = cpu_s(pid), tree_cpu_s(pid), time.monotonic()
-            with Scraper(port) if scraped else nullcontext() as scraper:
-                produce_evenly(log, seconds)
-            took_s = time.monotonic() - before[2]
-            spent = ((cpu_s(pid) - before[0]) / took_s, (tree_cpu_s(pid) - before[1]) / took_s)
-        return spent, scraper.shares() if scraped else None
+            yield measure
 
 
 def shown(shares):
@@ -214,6 +223,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--every", type=float, default=1, help="seconds between scrapes")
     parser.add_argument(
         "--only", nargs="+", choices=("broker", "pipeline"), default=("broker", "pipeline")
     )
@@ -221,11 +231,14 @@ def main():
     print(f"load {os.getloadavg()[0]:.1f}")
     rows = []
     if "broker" in asked.only:
-        pairs = in_pairs(asked.rounds, lambda scraped: broker(asked.seconds, scraped=scraped))
+        pairs = in_pairs(
+            asked.rounds, lambda scraped: broker(asked.seconds, asked.every, scraped=scraped)
+        )
         compare("broker", "CPU s for a million records", [(a[0], b[0]) for a, b in pairs])
         rows.append(["broker", *shown([scraped[1] for scraped, _ in pairs])])
     if "pipeline" in asked.only:
-        pairs = in_pairs(asked.rounds, lambda scraped: pipeline(asked.seconds, scraped=scraped))
+        with running_pipeline(asked.seconds, asked.every) as measure:
+            pairs = in_pairs(asked.rounds, measure)
         for place, name in enumerate(("driver", "all processes of the run")):
             compare(name, "CPU s for a second", [(a[0][place], b[0][place]) for a, b in pairs])
         rows.append(["pipeline", *shown([scraped[1] for scraped, _ in pairs])])

@@ -13,6 +13,7 @@ import pytest
 from metrics_text import figures
 
 import millstream as ms
+from millstream.views.store_location import open_state_store
 
 NOTE = "import sys; open(sys.argv[1], 'ab').write(sys.stdin.buffer.read() + b'\\n')"
 
@@ -74,6 +75,8 @@ def test_a_run_shows_its_figures_and_tells_of_dead_letters(tmp_path):
     assert {"phase=plan", "phase=read", "phase=stages", "phase=collect"} <= phases
     with pytest.raises(urllib.error.URLError):
         ask(port, "/metrics")
+    with open_state_store(app.state_store, readonly=True) as store:
+        assert store.batches("shop")[-1]["rows_max"] == 1_000_000  # what `why behind` compares with
     ids = [json.loads(line)["id"] for line in told.read_text().splitlines()]
     assert [re.sub(r"/\d+/1/", "/at/1/", one) for one in ids] == [
         "shop/read/at/1/firing",

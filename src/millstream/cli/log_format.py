@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import sys
+from types import TracebackType
 
 import click
 
 from millstream.cli.tables import Choice
+from millstream.errors import MillstreamError
 
 log_format_option = click.option(
     "--log-format",
@@ -15,17 +18,36 @@ log_format_option = click.option(
     show_default=True,
     help="Log on standard error as text, or as JSON lines with app, job, run and batch.",
 )
+_log = logging.getLogger("millstream")
 
 
 def set_log_format(log_format: str) -> None:
-    """Log as it is asked for; as text, what Python logs without being told."""
+    """Log as it is asked for; as text, what Python logs without being told.
+
+    As JSON is all that is on standard error from now on: also what other libraries log, Python's warnings, and the error
+    that ends the program. Who collects the lines would fail at one that is none.
+    """
     if log_format == "text":
         return
     from millstream.views.runs.log_fields import JsonFormatter
 
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
-    ours = logging.getLogger("millstream")
-    ours.addHandler(handler)
-    ours.setLevel(logging.INFO)
-    ours.propagate = False
+    logging.getLogger().addHandler(handler)
+    _log.setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    sys.excepthook = _log_defect
+
+
+def print_error(error: MillstreamError) -> None:
+    """Print the error that ends a command, in the form that was asked for."""
+    if sys.excepthook is _log_defect:
+        _log.error("%s", error)
+    else:
+        click.echo(f"millstream: {error}", err=True)
+
+
+def _log_defect(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    _log.critical("%s: %s", kind.__name__, error, exc_info=(kind, error, trace))

@@ -103,7 +103,9 @@ def run(arguments: Sequence[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except MillstreamError as error:
-        click.echo(f"millstream: {error}", err=True)
+        from millstream.cli.log_format import print_error
+
+        print_error(error)
         return EXIT_USAGE_ERROR if isinstance(error, ConfigError) else EXIT_FAILED
     return code if isinstance(code, int) else 0
 

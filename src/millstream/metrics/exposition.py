@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -25,6 +26,7 @@ CPU_SHARE_MAX = 0.01
 AGE_MAX_S = 60.0
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _log = logging.getLogger(__name__)
+_version = cache(partial(version, "millstream"))  # of a file with all that a package says of itself
 
 ReadFigures = Callable[[Readings], None]
 """Adds the figures of one source."""
@@ -78,6 +80,8 @@ class Exposition:
         self._valid_until_s = float("-inf")
         self._cpu_s = 0.0
         self._failed: set[str] = set()
+        self._process = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=self._process)
 
     def text(self) -> bytes:
         """Return all figures, as Prometheus reads them (:data:`CONTENT_TYPE`)."""
@@ -105,14 +109,11 @@ class Exposition:
 
     def _generate(self) -> bytes:
         readings = Readings()
-        readings.add("info", 1, version=version("millstream"))
+        readings.add("info", 1, version=_version())
         readings.add("metrics_cpu_seconds_total", self._cpu_s)
         for name, read in self._sources.items():
             readings.add("metrics_failed", float(not self._read(name, read, readings)), source=name)
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(readings)
-        ProcessCollector(registry=registry)
-        return generate_latest(registry)
+        return readings.text().encode() + generate_latest(self._process)
 
     def _read(self, name: str, read: ReadFigures, readings: Readings) -> bool:
         """Read a source; False if it failed. Of one that keeps failing, the first error is logged."""

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -22,6 +22,7 @@ from millstream.metrics.exposition import CONTENT_TYPE, Exposition
 
 METRICS_DEFAULT = "127.0.0.1:9464"  # the port that OpenTelemetry has for Prometheus
 CONNECTIONS_MAX = 16
+_POLL_S = 5.0  # between looks whether it is to end; the end wakes it
 _TIMEOUT_S = 10.0  # for a client to send its request, and to read the response
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _log = logging.getLogger(__name__)
@@ -44,13 +45,17 @@ def serve_metrics(listen: str, exposition: Exposition) -> Iterator[str]:
         names = _LOCAL_NAMES | {host, f"[{host}]"} if is_loopback(host) else None
         server = _MetricsServer(listener, exposition, names)
         thread = threading.Thread(
-            target=server.serve_forever, args=(0.1,), name="millstream metrics", daemon=True
+            target=server.serve_forever, args=(_POLL_S,), name="millstream metrics", daemon=True
         )
         thread.start()
         shown = f"[{host}]" if ":" in host else host
         try:
             yield f"http://{shown}:{listener.getsockname()[1]}/metrics"
         finally:
+            with suppress(
+                OSError
+            ):  # it wakes the thread, which else waits for a client; not on all systems
+                listener.shutdown(socket.SHUT_RDWR)
             server.shutdown()
             thread.join()
 

@@ -213,6 +213,7 @@ def _make_sink(
         partial(planned_offset, job.folder / "checkpoint"),
         None if share else FrameBlocks(),
         checkpoint.save,
+        rows_max=options.rows_per_batch,
     )
 
 

@@ -69,7 +69,7 @@ class CommitSink:
     Spark may call it again with a batch that was committed before a crash: the fence is found, and nothing
     is done. ``stages`` is set before the first batch if the plan has any. Large frames are in ``blocks``, if it is
     given, and otherwise in ``frame_files``. ``outputs`` has tasks write large outputs; None: the driver writes
-    all. ``on_begin`` is called before anything is done for a batch.
+    all. ``on_begin`` is called before anything is done for a batch. ``rows_max`` is how many records one may read.
     """
 
     plan: JobPlan
@@ -85,6 +85,7 @@ class CommitSink:
     on_begin: Callable[[int], None] = lambda _batch_id: None
     stages: StageExecutor | None = None
     outputs: OutputTasks | None = None
+    rows_max: int | None = None
     totals: RunTotals = field(default_factory=RunTotals)
     timer: PhaseTimer = field(default_factory=PhaseTimer)
     error: BaseException | None = None
@@ -157,7 +158,7 @@ class CommitSink:
             result = collect_results(self.plan, rows, staged)
         progress = self._progress(result, batch_id)
         status = self._status(result, progress)
-        record = batch_record(progress, result, self.timer, self.committer.run)
+        record = batch_record(progress, result, self.timer, self.committer.run, self.rows_max)
 
         def commit(result: BatchResult) -> None:
             offsets = self._source_offsets(batch_id, result)

@@ -11,6 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from metrics_text import figures
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from millstream.errors import ConfigError, CorruptionError
 from millstream.metrics.definitions import METRICS
@@ -48,6 +56,65 @@ def test_every_metric_of_the_table_can_be_read_back():
         family = metric.name.removesuffix("_total") if metric.kind == "counter" else metric.name
         assert f"# TYPE {family}" in text
     assert found["millstream_log_sync_seconds_count",] == 1
+
+
+SAMPLES = st.lists(
+    st.tuples(
+        st.sampled_from([one for one in METRICS.values() if one.kind != "histogram"]),
+        st.lists(st.text(max_size=6) | st.just(AWKWARD), min_size=3, max_size=3),
+        st.floats() | st.integers(-(2**60), 2**60),
+    ),
+    max_size=30,
+)
+
+
+@given(SAMPLES, st.lists(st.floats(0, 20)))
+def test_the_text_says_what_the_library_itself_would_write(samples, durations_s):
+    readings, histogram = Readings(), DurationHistogram()
+    for metric, texts, value in samples:
+        labels = dict(zip(metric.labels, texts, strict=False))
+        readings.add(metric.name.removeprefix("millstream_"), value, **labels)
+    for duration_s in durations_s:
+        histogram.add(duration_s)
+    readings.add_histogram("log_sync_seconds", histogram)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Families(samples, histogram))
+    assert families(readings.text()) == families(generate_latest(registry).decode())
+
+
+class Families(Collector):
+    """The same figures, as the library is given them."""
+
+    def __init__(self, samples, histogram):
+        self.samples, self.histogram = samples, histogram
+
+    def collect(self):
+        kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
+        for metric in METRICS.values():
+            if metric.kind == "histogram":
+                family = HistogramMetricFamily(metric.name, metric.help)
+                family.add_metric(
+                    (), buckets=self.histogram.buckets(), sum_value=self.histogram.sum_s
+                )
+                yield family
+            elif found := [one for one in self.samples if one[0] is metric]:
+                family = kinds[metric.kind](metric.name, metric.help, labels=metric.labels)
+                for _, texts, value in found:
+                    family.add_metric(texts[: len(metric.labels)], value)
+                yield family
+
+
+def families(text):
+    """What the library reads: name, kind, help and samples of each metric. NaN is no number that equals another."""
+    return [
+        (
+            one.name,
+            one.type,
+            one.documentation,
+            [(s.name, sorted(s.labels.items()), repr(s.value)) for s in one.samples],
+        )
+        for one in text_string_to_metric_families(text)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from millstream.log.files import DISK, replace_file
 from millstream.metrics.exposition import ReadFigures
 from millstream.metrics.readings import Readings
 from millstream.views.alerts.rule import AlertRule, check_alert_names
+from millstream.views.alerts.sender import TargetSender
 from millstream.views.alerts.state import AlertNotice, Evaluation, RuleState
 from millstream.views.alerts.targets import AlertMessage, AlertTarget
 from millstream.views.sink import RunStart
@@ -89,6 +90,7 @@ class AlertWatch:
         scope: What is watched, in ids and subjects: the app's name.
         sources: Add the figures. Where one fails, the alerts of its metrics stay as they are.
         wall_clock: Seconds since 1970.
+        sender: Sends to the targets, and bounds how long that takes.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class AlertWatch:
         store: AlertStore,
         *,
         wall_clock: Callable[[], float] = time.time,
+        sender: TargetSender | None = None,
     ) -> None:
         check_alert_names(rules)
         self._scope = scope
@@ -106,6 +109,7 @@ class AlertWatch:
         self._sources = dict(sources)
         self._store = store
         self._wall_clock = wall_clock
+        self._sender = sender or TargetSender()
         self.unread: list[str] = []
         known = store.load()
         for name in known.keys() - {rule.name for rule in rules}:
@@ -169,11 +173,10 @@ class AlertWatch:
         if now_s < retry_at_s <= now_s + _WAIT_MAX_S:  # beyond that, the clock was set back
             return False
         try:
-            target.send(
-                AlertMessage(
-                    notice.id, notice.kind, notice.alert, self._scope, notice.text, notice.at_s
-                )
+            message = AlertMessage(
+                notice.id, notice.kind, notice.alert, self._scope, notice.text, notice.at_s
             )
+            self._sender.send(target, message)
         except Exception as error:  # noqa: BLE001 - whatever fails, the other targets are told
             # The text of another error may have a secret of the target's.
             why = error if isinstance(error, RetriableError) else f"{target.name}: {type(error)}"

@@ -64,14 +64,19 @@ class PhaseTimer:
 
 
 def batch_record(
-    progress: Progress, result: BatchResult, timer: PhaseTimer, run: int
+    progress: Progress,
+    result: BatchResult,
+    timer: PhaseTimer,
+    run: int,
+    rows_max: int | None = None,
 ) -> dict[str, Any]:
     """Return the record of a batch, as plain values.
 
     ``phases`` is phase → milliseconds, without the commit; ``commit_before_ms`` is that of the batch before, where
     this run has committed it. ``steps`` is step → its counts that are not 0, and for how many milliseconds it
     ``worked``, in all tasks; ``state`` is operator → ``bytes`` and ``rows``. ``ends`` is topic → partition →
-    the offset that comes next, of the partitions that the batch has read; ``unread`` all that was left.
+    the offset that comes next, of the partitions that the batch has read; ``unread`` all that was left. ``rows_max`` is
+    how many records a batch may read.
     """
     steps: dict[str, dict[str, float]] = {}
     for step, line in result.step_counts.items():
@@ -87,6 +92,7 @@ def batch_record(
         "phases": {name: round(took_ms, 1) for name, took_ms in timer.took_ms.items()},
         "commit_before_ms": None if before is None else round(before, 1),
         **{name: getattr(progress, name) for name in _COUNTS},
+        "rows_max": rows_max,
         "unread": sum(progress.lag.values()),
         "behind_s": progress.behind_s,
         "watermark": None if progress.watermark is None else progress.watermark.isoformat(),

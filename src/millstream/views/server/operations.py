@@ -6,19 +6,21 @@ import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from millstream.errors import MillstreamError
 from millstream.kernels.errors.dead_letters import text_or_base64
 from millstream.views.commit.batch_history import PHASES, with_commits
-from millstream.views.commit.batch_load import RECENT_BATCHES, batch_load
+from millstream.views.commit.batch_load import RECENT_BATCHES
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW
 from millstream.views.query import Query
 from millstream.views.schema import JOB
+from millstream.views.server.behind import JobFacts, findings
+from millstream.views.state_store.batch_tables import BATCHES_KEPT
 from millstream.views.state_store.program import StoredProgram
 from millstream.views.state_store.reader import StateStoreReader
-from millstream.views.state_store.store import BATCHES_KEPT
 from millstream.views.store_location import STATE_STORE_FILE, open_state_store
 
 VERSION_FOLDERS = ("next", "previous")
@@ -41,8 +43,8 @@ class AppOperations:
         # Of each batch only what is drawn: a record also has its steps.
         self._batches: deque[dict[str, Any]] = deque(maxlen=BATCHES_KEPT)
 
-    def read(self, store: StateStoreReader, unread: int) -> dict[str, Any]:
-        """Return it as it is now, with so many records unread. The store may be another one than in the last call."""
+    def read(self, store: StateStoreReader, status: Mapping[str, Any]) -> dict[str, Any]:
+        """Return it as it is now, by a status. The store may be another one than in the last call."""
         with self._lock:
             if store is not self._store:
                 self._store = store
@@ -57,9 +59,12 @@ class AppOperations:
                     self._batches.pop()  # its commit is known now
                 self._batches.append(_drawn(one))
             points = list(_points(list(self._batches)))
-        load = batch_load(store.batches(self._app, limit=RECENT_BATCHES))
+        facts = JobFacts(
+            self._app, status, store.batches(self._app, limit=RECENT_BATCHES), datetime.now(UTC)
+        )
         return {
-            "load": {**load.to_dict(), "catch_up": load.catch_up(unread)._asdict()},
+            "findings": [one.sentence for one in findings(facts)],
+            "load": facts.load.to_dict(),
             "batches": points,
             "dead_letters": _dead_letters(store),
             "versions": list(self._versions(store)),

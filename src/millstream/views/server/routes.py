@@ -275,7 +275,7 @@ class ViewRoutes:
         if known is None:
             known = self._operations[app] = AppOperations(app, self._catalog.folder(app))
         reading = known
-        found = await self._executor.run(lambda: reading.read(store, status["unread"]))
+        found = await self._executor.run(lambda: reading.read(store, status))
         program = None if self._commands is None else self._commands.read(app)
         can_replay = self._replay is not None
         return json_response(

@@ -23,7 +23,7 @@ from millstream.log.reader import LogReader
 from millstream.views.commit.ledger import count_late_once
 from millstream.views.coverage import partial_note, spans_to_json
 from millstream.views.position import LOG_BROKERS
-from millstream.views.runs.control_files import active_runs
+from millstream.views.runs.control_files import active_runs, stop_request_file
 from millstream.views.runs.failure import last_failure
 from millstream.views.state_store.reader import StateStoreReader
 
@@ -106,6 +106,7 @@ class AppStatus:
             "app": self._app,
             "running": bool(runs),
             "runs": [{"run": r.run, "pid": r.pid, "since": _text(_moment(r.since))} for r in runs],
+            "stopping": bool(runs) and stop_request_file(self._folder).exists(),
             "failure": None
             if failure is None
             else {**asdict(failure), "at": _text(_moment(failure.at))},

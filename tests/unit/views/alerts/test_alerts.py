@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 import millstream as ms
 from millstream.errors import CommandRejectedError, ConfigError, FencedError, RetriableError
 from millstream.views.alerts.rule import Series
+from millstream.views.alerts.sender import TargetSender
 from millstream.views.alerts.state import NOTICES_MAX, Evaluation, RuleState, change
 from millstream.views.alerts.targets import AlertTarget
 from millstream.views.alerts.watch import AlertFile, AlertWatch, AppAlertStore
@@ -187,6 +189,50 @@ def test_a_target_that_is_away_holds_no_other_one_up_and_is_not_asked_at_each_lo
     world.look()
     assert [one.id for one in away.messages] == ["shop/behind/0/1/firing"]
     assert len(sound.messages) == 1
+
+
+class Slow(Told):
+    """A receiver that takes what it is told when it is let go on."""
+
+    def __init__(self):
+        super().__init__("slow")
+        self.asked, self.go_on, self.fails = 0, threading.Event(), False
+
+    def send(self, message):
+        self.asked += 1
+        assert self.go_on.wait(60)
+        if self.fails:
+            raise RetriableError("away")
+        super().send(message)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_target_that_never_ends_its_response_is_given_up_and_asked_once_at_a_time(fails):
+    slow, sound = Slow(), Told("sound")
+    slow.fails, now = fails, [0.0]
+    watch = AlertWatch(
+        "shop",
+        [rule(slow, sound, held="0 seconds", repeat=None)],
+        {"f": many},
+        Kept(),
+        wall_clock=lambda: now[0],
+        sender=TargetSender(send_max_s=0.01),
+    )
+    for _ in range(3):
+        watch.look()
+        now[0] += 1000.0
+    assert (slow.asked, [one.kind for one in sound.messages]) == (1, ["firing"])
+    assert len(watch.untold) == 1
+    slow.go_on.set()
+    slow.fails = False
+    for thread in threading.enumerate():
+        if thread.name == "millstream alert":
+            thread.join(60)
+    for _ in range(3):  # what was taken meanwhile is learnt, and not told again
+        watch.look()
+        now[0] += 1000.0
+    assert [one.kind for one in slow.messages] == ["firing"]
+    assert not watch.untold
 
 
 def test_the_text_names_the_worst_series():

@@ -20,6 +20,7 @@ from millstream.ops.previous_version import PREVIOUS_FOLDER
 from millstream.views.commit import batch_history
 from millstream.views.server import operations
 from millstream.views.server.server import serve
+from millstream.views.server.status import AppStatus
 
 
 def row(minute):
@@ -69,6 +70,8 @@ def test_load_batches_and_dead_letters_are_those_of_the_store(ads, url):
     assert found["can_replay"]
     assert found["status"]["unread"] == 5
     assert [one["read"] for one in found["batches"]] == [22, 14]
+    assert found["findings"][0] == "ads has 5 unread records."
+    assert found["findings"][1].startswith("It does not run: it was stopped.")
     first, second = found["batches"]
     assert (first["phases_ms"]["commit"], second["phases_ms"]["commit"]) == (12.0, 0)
     assert (first["phases_ms"]["stages"], second["late"], second["unread"]) == (145.0, 3, 5)
@@ -86,12 +89,13 @@ def test_load_batches_and_dead_letters_are_those_of_the_store(ads, url):
 
 def test_batches_that_are_gone_are_not_shown_any_more(ads):
     shown = operations.AppOperations("ads", ads.app.folder)
+    status = AppStatus("ads", ads.log, ads.app.folder).read(ads.state_store)
     ads.commit(row(0))
     ads.commit(row(1))
-    assert len(shown.read(ads.state_store, unread=0)["batches"]) == 2
+    assert len(shown.read(ads.state_store, status)["batches"]) == 2
     with closing(sqlite3.connect(ads.app.folder / "views.db")) as db, db:
         db.execute("DELETE FROM _batches WHERE batch_id > 0")
-    assert [one["last_batch_id"] for one in shown.read(ads.state_store, unread=0)["batches"]] == [0]
+    assert [one["last_batch_id"] for one in shown.read(ads.state_store, status)["batches"]] == [0]
 
 
 def test_requests_at_a_time_are_served_one_after_the_other(ads):

@@ -333,7 +333,7 @@ def test_the_page_for_operators_shows_what_is_slow_and_sends_dead_letters_again(
     assert work[0][:2] == ["tumbling(1 minute) by ad_id", "70 %"]
     assert work[0][3] == "4.0 KiB"
     findings = page.locator("#findings").inner_text()
-    assert "The step that works longest is tumbling(1 minute) by ad_id: 70 %" in findings
+    assert "The step that works longest is 'tumbling(1 minute) by ad_id': 70%" in findings
     assert "is the operators behind shuffles" in findings
     with page.expect_response("**/operate"):  # of the next refresh
         pass

@@ -4,7 +4,6 @@ import { chooseFirst, json } from "./apps.js";
 import { LineChart } from "./chart.js";
 import { DeadLetters } from "./dead_letters.js";
 import { byId, h } from "./dom.js";
-import { findings } from "./findings.js";
 import { NONE, bytes, count, duration, measured, time } from "./format.js";
 import { Table } from "./table.js";
 import { VersionCommands } from "./versions.js";
@@ -57,13 +56,13 @@ async function refresh() {
 }
 
 function draw(found) {
-  const { status, load, batches } = found;
+  const { status, findings, load, batches } = found;
   byId("notice").hidden = true;
   byId("content").hidden = false;
   byId("state").dataset.state = status.running ? "running" : status.failure ? "failed" : "stopped";
   const state = status.running ? "Running" : status.failure ? "Failed" : "Stopped";
   byId("state-text").textContent = `${state} · ${count(status.unread)} unread`;
-  byId("findings").replaceChildren(...findings(status, load).map((text) => h("li", {}, text)));
+  byId("findings").replaceChildren(...findings.map((text) => h("li", {}, text)));
   drawPhases(load);
   drawSteps(load);
   drawBatches(batches);

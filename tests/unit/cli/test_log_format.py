@@ -1,0 +1,43 @@
+"""`--log-format json`: all that a run has on standard error is JSON lines, whoever says it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+SAYS = "import logging, warnings\nlogging.getLogger('other').warning('é\\nsecond line')\nwarnings.warn('old')\n"
+
+
+def lines(file, text):
+    """Run an app of this text as a user does; return its exit code, and each line of standard error as it was read."""
+    file.write_text(SAYS + text)
+    command = [sys.executable, "-m", "millstream", "run", str(file), "--log-format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, [json.loads(line) for line in done.stderr.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "level", "message"),
+    [
+        ("", 2, "error", "declares no app"),
+        ("raise ValueError('no')", 1, "critical", "ValueError: no"),
+    ],
+)
+def test_every_line_is_json_also_of_others_and_the_last_error(tmp_path, text, code, level, message):
+    ended, said = lines(tmp_path / "app.py", text)
+    assert ended == code
+    assert [(one["logger"], one["level"]) for one in said] == [
+        ("other", "warning"),
+        ("py.warnings", "warning"),
+        ("millstream", level),
+    ]
+    assert message in said[-1]["message"]
+    assert ("raise ValueError" in said[-1].get("error", "")) == (level == "critical")
+
+
+def test_as_text_an_error_is_one_sentence(tmp_path, call):
+    (tmp_path / "app.py").write_text("")
+    assert call("run", str(tmp_path / "app.py")).err.startswith("millstream: ")
