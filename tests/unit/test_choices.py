@@ -143,6 +143,11 @@ WRONG = {
     ("PatternSequence.skip", "mode", "past_lst", "past_last"): declared(
         lambda word: ms.sequence("a", pl.col("n") > 1).skip(word)
     ),
+    ("Stream.match_recognize", "rows_per_match", "al", "all"): declared(
+        lambda word: stream().match_recognize(
+            ms.row_pattern("A"), partition_by="id", rows_per_match=word
+        )
+    ),
     ("Stream.join", "how", "fulll", "full"): declared(
         lambda word: two(lambda a, b: a.join(b, "id", within=WITHIN, how=word))
     ),

@@ -14,6 +14,7 @@ from millstream.kernels.joins.asof_match import Direction
 from millstream.kernels.joins.interval_join import IntervalJoinKind, UnmatchedEmit
 from millstream.kernels.joins.signed_lookup import SignedLookup
 from millstream.kernels.operator import Operator
+from millstream.kernels.patterns.row_measures import RowsPerMatch
 from millstream.kernels.process.frame_function import FrameFunction
 from millstream.kernels.process.function import ProcessFunction
 from millstream.kernels.process.operator import RowOrder
@@ -26,9 +27,11 @@ from millstream.pipeline.graph import (
     OperatorNode,
 )
 from millstream.pipeline.interval_joins import Within, build_interval_join
+from millstream.pipeline.match_recognize import build_match_recognize
 from millstream.pipeline.patterns import build_match
 from millstream.pipeline.percolate import PercolateOptions, build_percolate
 from millstream.pipeline.process import build_process
+from millstream.pipeline.row_patterns import RowPattern
 from millstream.pipeline.sequences import PatternSequence
 from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.stateless import FrameSchema
@@ -408,6 +411,68 @@ class EventCollection(Collection):
             pattern,
             columns,
             measures=measures,
+            unbounded=unbounded,
+            name=name,
+        )
+        return self._below(OperatorNode((node,), kernel), shape)
+
+    def match_recognize(
+        self,
+        pattern: RowPattern,
+        *,
+        partition_by: str | Sequence[str],
+        measures: Mapping[str, Column] | None = None,
+        rows_per_match: RowsPerMatch = "one",
+        unbounded: bool = False,
+        name: str | None = None,
+    ) -> Self:
+        """Find a row pattern as SQL's ``MATCH_RECOGNIZE`` does, in the rows of each key by their event time.
+
+        ::
+
+            down, up = ms.variable("DOWN"), ms.variable("UP")
+            valley = ms.row_pattern(
+                "START DOWN+ UP",
+                define={
+                    "DOWN": pl.col("price") < down.prev()["price"],
+                    "UP": pl.col("price") > up.prev()["price"],
+                },
+                within="1 hour",
+            )
+            prices.match_recognize(valley, partition_by="symbol", measures={"lowest": down["price"]})
+
+        Args:
+            pattern: What is looked for: see :func:`~millstream.row_pattern`.
+            partition_by: The key: the columns that the rows of a match have in common. ``()`` is one key for all rows,
+                which is processed in one place.
+            measures: Columns, as expressions of polars: over columns of the current row, and over matched rows
+                (:func:`~millstream.variable`, ``classifier``, ``match_number``).
+            rows_per_match: ``"one"``: a row for each match, with the key, ``match_start`` and ``match_end`` (null, if it has no rows);
+                the current row is the last one. ``"all"``: the rows of each match, with all their columns. Of an empty match,
+                the row that it would begin with, unless it is ``"all_omit_empty"``. ``"all_with_unmatched"``: also the
+                rows that no match has.
+            unbounded: Allow what keeps rows, or the number of the last match, for ever.
+            name: The step's name.
+
+        A match is emitted when no match that is preferred to it can take a row that may still come; its event time is when that
+        was decided. Rows wait for the watermark, and late ones are counted, as in :meth:`match`.
+
+        Guarantees: what is emitted depends on the rows alone, however they are divided among batches. The state has the rows that
+            wait, and those from where the next match of a key may begin, at most for ``within`` and the lateness.
+
+        Raises:
+            ConfigError: the pattern has no end; a condition or measure does not fit.
+            UserCodeError: when it runs: ``after_match`` skips to a variable that the match has no row of, or to its first row; or finding a match
+                takes more than 5 million steps.
+        """
+        columns = self.shape.key_columns(partition_by, "match_recognize's partition_by")
+        node, shape = when_final(self.node, self.shape, columns, "match_recognize")
+        kernel, shape = build_match_recognize(
+            shape,
+            pattern,
+            columns,
+            measures=measures,
+            rows_per_match=rows_per_match,
             unbounded=unbounded,
             name=name,
         )
