@@ -38,8 +38,8 @@ from millstream.views.state_store.program_switch import (
 )
 from millstream.views.state_store.program_tables import (
     RunProgram,
-    check_program,
     put_program,
+    put_state,
     register_program,
     stored_program,
     update_partitioning,
@@ -192,11 +192,11 @@ class StateStore(StateStoreReader):
 
         def register(db: Database) -> None:
             _check_newest(db, start)
-            check_program(db, app, job, beginning, self.store_name)
             fence = Fence(app, job, start.run, int(fence_value(db, "batch_id", app, job) or 0))
             for view in filled:
                 self._replace_view(db, fence, view)
-            put_program(db, app, job, beginning, coverage_of(filled))
+            coverage = coverage_of(filled)
+            register_program(db, app, job, beginning, self.store_name, filled=coverage)
 
         self._write(register)
 
@@ -241,7 +241,7 @@ class StateStore(StateStoreReader):
         def replace(db: Database) -> None:
             self._check_not_replaced(db)
             _check_newest(db, start)
-            _put_state(db, start.app, start.job, state)
+            put_state(db, start.app, start.job, state)
             update_partitioning(db, start.app, start.job, partitioning, self.store_name, was=was)
 
         self._write(replace)
@@ -274,7 +274,7 @@ class StateStore(StateStoreReader):
                     f"Another program of {app} was deployed since this one was compared with what is there. Nothing "
                     "was changed. Deploy again."
                 )
-            _put_state(db, app, job, switch.manifests)
+            put_state(db, app, job, switch.manifests)
             fence = Fence(app, job, start.run, int(fence_value(db, "batch_id", app, job) or 0))
             for view in switch.views:
                 self._replace_view(db, fence, view)
@@ -583,17 +583,6 @@ def _put_description(db: Database, app: str, name: str, value: Any) -> None:
     db.execute(
         "INSERT INTO _descriptions VALUES (?, ?, ?) ON CONFLICT (app, name) DO UPDATE SET value = excluded.value",
         (app, name, to_json(value)),
-    )
-
-
-def _put_state(
-    db: Database, app: str, job: str, manifests: Mapping[tuple[int, int], bytes]
-) -> None:
-    """Replace all manifests of a job."""
-    db.execute("DELETE FROM _state WHERE app = ? AND job = ?", (app, job))
-    db.executemany(
-        "INSERT INTO _state VALUES (?, ?, ?, ?, ?)",
-        [(app, job, stage, bucket, one) for (stage, bucket), one in manifests.items()],
     )
 
 
