@@ -39,8 +39,8 @@ from millstream.views.state_store.program_switch import (
 )
 from millstream.views.state_store.program_tables import (
     RunProgram,
-    check_program,
     put_program,
+    put_state,
     register_program,
     stored_program,
     update_partitioning,
@@ -190,11 +190,11 @@ class StateStore(StateStoreReader):
 
         def register(db: Database) -> None:
             _check_newest(db, start)
-            check_program(db, app, job, beginning, self.store_name)
             fence = Fence(app, job, start.run, int(fence_value(db, "batch_id", app, job) or 0))
             for view in filled:
                 self._replace_view(db, fence, view)
-            put_program(db, app, job, beginning, coverage_of(filled))
+            coverage = coverage_of(filled)
+            register_program(db, app, job, beginning, self.store_name, filled=coverage)
 
         self._write(register)
 
