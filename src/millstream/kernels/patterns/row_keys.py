@@ -26,7 +26,7 @@ _NEW = np.iinfo(np.int64).max  # the number of a row that has none yet: it comes
 
 
 @dataclass(frozen=True)
-class RowBatch:
+class RowPatternBatch:
     """The rows of a batch, key by key and in their order; those that state had come first.
 
     ``keys`` has an entry for each key; its places are of ``rows``.
@@ -41,7 +41,7 @@ class RowBatch:
     keys: Places
 
     @classmethod
-    def of(cls, known: Known, new: pl.DataFrame, by: Sequence[str]) -> RowBatch:
+    def of(cls, known: Known, new: pl.DataFrame, by: Sequence[str]) -> RowPatternBatch:
         """Put what was held together with the new rows, which are in their order."""
         key = (HASH, *by)
         numbered = new.with_columns(pl.lit(_NEW, pl.Int64).alias(_NUMBER))

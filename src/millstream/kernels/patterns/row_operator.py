@@ -38,7 +38,7 @@ from millstream.kernels.patterns.pattern_operator import (
     value_column,
 )
 from millstream.kernels.patterns.row_conditions import RowConditions
-from millstream.kernels.patterns.row_keys import RowBatch
+from millstream.kernels.patterns.row_keys import RowPatternBatch
 from millstream.kernels.patterns.row_measures import FoundMatches, RowMeasures
 from millstream.kernels.patterns.row_pattern import (
     Anchor,
@@ -185,7 +185,7 @@ class _RowPatternBatch(PatternBatch):
             new = known.rows.clear().drop("__number")
         else:
             new = new.with_columns(pl.lit(1, pl.Int64).alias(WEIGHT))
-        batch = RowBatch.of(known, new, self.operator.by)
+        batch = RowPatternBatch.of(known, new, self.operator.by)
         work = self._run(batch)
         operator = self.operator
         kept = batch.kept(
@@ -200,7 +200,7 @@ class _RowPatternBatch(PatternBatch):
         self._set_timers(batch, work)
         result.rows = self._rows(batch, work)
 
-    def _run(self, batch: RowBatch) -> t.RowWork:
+    def _run(self, batch: RowPatternBatch) -> t.RowWork:
         """Run the matcher, with more room where it had too little."""
         operator = self.operator
         rows = self._rows_of(batch)
@@ -222,7 +222,7 @@ class _RowPatternBatch(PatternBatch):
                 )
             depth, taken = (4 * depth, taken) if full == t.DEPTH_FULL else (depth, 4 * taken)
 
-    def _rows_of(self, batch: RowBatch) -> t.PatternRows:
+    def _rows_of(self, batch: RowPatternBatch) -> t.PatternRows:
         operator, rows = self.operator, batch.rows
         whole, floating, null = value_arrays(operator.compiled, rows)
         ranks = np.zeros(len(operator.variables), np.int64)
@@ -240,7 +240,7 @@ class _RowPatternBatch(PatternBatch):
             batch.rows_of,
         )
 
-    def _fail(self, batch: RowBatch, work: t.RowWork) -> NoReturn:
+    def _fail(self, batch: RowPatternBatch, work: t.RowWork) -> NoReturn:
         operator, row = self.operator, int(work.numbers[t.FAILED_ROW])
         key = ", ".join(f"{name}={batch.rows[name][row]!r}" for name in operator.by)
         at = to_datetimes(batch.rows[TIME][row : row + 1])[0]
@@ -257,7 +257,7 @@ class _RowPatternBatch(PatternBatch):
         }[int(work.numbers[t.FAILED])]
         raise UserCodeError(f"{where}: it {text}", step=operator.name)
 
-    def _set_timers(self, batch: RowBatch, work: t.RowWork) -> None:
+    def _set_timers(self, batch: RowPatternBatch, work: t.RowWork) -> None:
         """Set a timer for each key of which this batch has found another place where a match may begin."""
         if self.timers is None:
             return
@@ -271,7 +271,7 @@ class _RowPatternBatch(PatternBatch):
         later = times > self.until_us
         self.timers.add(times[later], rows[HASH].to_numpy()[later])
 
-    def _rows(self, batch: RowBatch, work: t.RowWork) -> pl.DataFrame | None:
+    def _rows(self, batch: RowPatternBatch, work: t.RowWork) -> pl.DataFrame | None:
         """Return what is emitted, in the order in which it was decided."""
         operator = self.operator
         matches = work.matches[: work.numbers[t.MATCHES]]

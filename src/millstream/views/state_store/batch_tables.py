@@ -1,4 +1,4 @@
-"""What batches leave beside their views: a job's history, where its source was, and the manifests of its state."""
+"""What batches leave beside their views: a job's history, and where its source was."""
 
 from __future__ import annotations
 
@@ -36,13 +36,4 @@ def add_source_offsets(
     db.execute(
         "DELETE FROM _source_offsets WHERE app = ? AND job = ? AND batch_id <= ?",
         (*job, fence.batch_id - BATCHES_KEPT),
-    )
-
-
-def put_state(db: Database, app: str, job: str, manifests: Mapping[tuple[int, int], bytes]) -> None:
-    """Replace all manifests of a job."""
-    db.execute("DELETE FROM _state WHERE app = ? AND job = ?", (app, job))
-    db.executemany(
-        "INSERT INTO _state VALUES (?, ?, ?, ?, ?)",
-        [(app, job, stage, bucket, one) for (stage, bucket), one in manifests.items()],
     )

@@ -27,7 +27,7 @@ from millstream.views.schema import Fence, ViewChange, ViewSchema
 from millstream.views.sink import RunStart
 from millstream.views.staging import StagedChange, Stager
 from millstream.views.state_store import changelog, sqlite_values
-from millstream.views.state_store.batch_tables import add_record, add_source_offsets, put_state
+from millstream.views.state_store.batch_tables import add_record, add_source_offsets
 from millstream.views.state_store.database import Database
 from millstream.views.state_store.program_switch import (
     SWITCHED_BY,
