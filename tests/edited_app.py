@@ -18,6 +18,9 @@ import millstream as ms
 from millstream.cli.run import find_app
 from millstream.kernels.state.keyhash import Buckets
 from millstream.spark.local_run import LocalProgress, LocalRun
+from millstream.spark.source.planner import LogPlanner
+from millstream.views.position import SOURCE_OFFSET
+from millstream.views.schema import JOB
 from millstream.views.store_location import open_state_store
 
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -132,6 +135,22 @@ class EditedApp:
         with open_state_store(app.state_store, readonly=True) as store:
             names = [schema.name for schema in store.views() if schema.name != "dead_letters"]
             return {name: {*store.scan(name).iter_rows()} for name in names}
+
+
+def plan_batch(edited: EditedApp, app: ms.App) -> int:
+    """Write the next batch into the offset log, as Spark does before it begins a batch; return its number."""
+    local = LocalRun(app.plan(Buckets(2, SEED)), edited.log, app.folder, app.state_store)
+    with open_state_store(app.state_store, readonly=True) as store:
+        batch_id = store.last_batch_id(app.name)
+        known = store.status(app.name, JOB).get(SOURCE_OFFSET)
+    batch_id = 0 if batch_id is None else batch_id + 1
+    planner = LogPlanner(local._spec)
+    planner.pin_end_offsets()
+    end = planner.next_offset(known or planner.initial_offset())
+    path = app.folder / "checkpoint" / "offsets" / str(batch_id)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"v1\n{{}}\n{json.dumps(end)}")
+    return batch_id
 
 
 # ── the model ───────────────────────────────────────────────────────────────────────────────

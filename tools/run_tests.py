@@ -1,7 +1,7 @@
 """The runs of the tests: `run_tests.py test`, `test-all` or `test-long`, then arguments, if any.
 
-`test` without arguments draws a part of the random examples, others each time, and `test-all` half of those
-of what it adds; `MILLSTREAM_TEST_EXAMPLES_PERCENT=100` draws all. With `--rest`, `test` leaves out what `make check`
+`test` without arguments draws a part of the random examples, others each time, and `test-all` a quarter of
+those of what it adds; `MILLSTREAM_TEST_EXAMPLES_PERCENT=100` draws all. With `--rest`, `test` leaves out what `make check`
 runs, and `test-all` what `make test` runs. With other arguments it is pytest that gets them.
 """
 
@@ -61,8 +61,8 @@ PUBLISHED_CASES = ("tests/cases/test_cases.py", "tests/published", "tests/spark/
 SIDE_BY_SIDE = ("-n", str(min(4, (os.cpu_count() or 1) + 1)), "--dist", "worksteal")
 # The processes take all cores: threads of polars would only wait for each other (a quarter of the CPU).
 ONE_THREAD_EACH = {"POLARS_MAX_THREADS": "1"}
-FEW_EXAMPLES = {"MILLSTREAM_TEST_EXAMPLES_PERCENT": "20"}
-HALF_OF_EXAMPLES = {"MILLSTREAM_TEST_EXAMPLES_PERCENT": "50"}
+FEW_EXAMPLES = {"MILLSTREAM_TEST_EXAMPLES_PERCENT": "15"}
+QUARTER_OF_EXAMPLES = {"MILLSTREAM_TEST_EXAMPLES_PERCENT": "25"}
 # Each process may have two JVMs and a cluster at a time: three, and the thorough tests, took 8 GiB.
 FILES_PROCESSES = 3 if os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") > 12 * 2**30 else 2
 # A session of Spark belongs to a file. The order of files is that of tests/conftest.py.
@@ -109,7 +109,7 @@ def the_rest() -> int:
     thorough = (*QUICK_TESTS, "-m", "thorough and not long", "-n", "1")
     chosen = ("-m", "not quick and not long", *FILES_SIDE_BY_SIDE)
     return together(
-        lambda: pytest("tests", *others, *chosen, env=HALF_OF_EXAMPLES),
+        lambda: pytest("tests", *others, *chosen, env=QUARTER_OF_EXAMPLES),
         lambda output: worst(
             pytest(*thorough, env=ONE_THREAD_EACH, output=output), smoke.run(output)
         ),

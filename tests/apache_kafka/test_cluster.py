@@ -51,7 +51,7 @@ def wait_for_progress(process: subprocess.Popen[bytes], said: Path, count: int) 
         pause.wait(0.1)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_demo_survives_the_death_of_a_worker_and_of_the_driver(
     held, cluster: Cluster, tmp_path: Path

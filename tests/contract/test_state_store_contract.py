@@ -23,10 +23,11 @@ from millstream.errors import (
     FencedError,
     OffsetOutOfRangeError,
 )
+from millstream.views.coverage import BatchBoundary, CoverageSpan, OutputCoverage
 from millstream.views.schema import Fence, ViewChange, ViewSchema
 from millstream.views.sink import RunStart
 from millstream.views.state_store.program import StoredProgram
-from millstream.views.state_store.program_switch import ProgramSwitch, RebuiltView
+from millstream.views.state_store.program_switch import FilledView, ProgramSwitch, RebuiltView
 from millstream.views.state_store.program_tables import RunProgram
 from millstream.views.store_location import open_state_store, parse_state_store
 
@@ -149,6 +150,7 @@ def test_the_state_is_replaced_as_a_whole_and_by_the_newest_run_alone(place):
 
 
 WIDE = ViewSchema("counts", (("word", "str"), ("n", "int"), ("m", "float")), ("word",))
+SINCE = (CoverageSpan(BatchBoundary(1, {}, "2026-01-02T00:00:00Z")),)
 OTHERS = ViewSchema("others", (("word", "str"), ("n", "int")), ("word",))
 
 
@@ -213,6 +215,28 @@ def test_a_switch_that_fails_at_its_end_leaves_what_was_there(switching, monkeyp
     assert read.state_manifests("app", "main") == {(0, 0): b"a"}
     assert sorted(read.scan("counts").rows()) == [("a", 1), ("b", 2)]
     assert read.schema("counts") == COUNTS
+
+
+def test_a_filled_view_is_there_with_its_rows_and_coverage_or_not_at_all(switching, monkeypatch):
+    store, read, start = switching
+    schema = ViewSchema("new", (("word", "str"), ("n", "int")), ("word",))
+    declared, whole = (OutputCoverage("{}", spans) for spans in (SINCE, (CoverageSpan(),)))
+    filled = FilledView(schema, counts(a=1, b=2).upserts, whole)
+    program = StoredProgram(2, {}, {"new": {}}, [], 0, {"bucket_count": 2})
+    beginning = RunProgram(program, {("new", "view"): declared}, "2026-01-02T00:00:00Z")
+    with monkeypatch.context() as broken:
+        broken.setattr("millstream.views.state_store.store.put_program", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            store.register_program(start, beginning, [filled])
+    assert "new" not in read.newest_changes()
+    for _ in range(2):  # a connection that breaks after the commit has it repeated
+        store.register_program(start, beginning, [filled])
+        assert sorted(read.scan("new").rows()) == [("a", 1), ("b", 2)]
+        assert read.coverage("new") == (CoverageSpan(),)
+        assert read.newest_changes()["new"] == 2
+    store.begin_run("app", "main", "one")
+    with pytest.raises(FencedError):
+        store.register_program(start, beginning, [filled])
 
 
 def test_drivers_that_begin_at_once_get_numbers_of_their_own(place):

@@ -5,7 +5,7 @@ from contextlib import suppress
 from unittest import mock
 
 import pytest
-from edited_app import EDIT, SOURCE, EditedApp, answers, edited_answers, events
+from edited_app import EDIT, SOURCE, EditedApp, answers, edited_answers, events, per_ad
 from state_content import state_content
 
 from millstream.errors import ConfigError
@@ -58,6 +58,18 @@ def test_the_next_run_on_spark_goes_on_with_what_was_deployed(tmp_path, spark, i
     assert deploy(back).records == 200  # what came since
     assert run(back, spark).read == 0
     assert edited.views(back) == answers(rows)
+    another = (
+        'per_ad.view("per_ad")\n',
+        'per_ad.view("per_ad")\nper_ad.filter(pl.col("n") > 4).view("many")\n',
+    )
+    app = edited.write(another)
+    assert run(app, spark).read == 0  # it is filled by the run, of the rows of the other view
+    more = events(60, 4, first=len(rows))
+    for expected in (rows, [*rows, *more]):
+        many = {row for row in per_ad(expected) if row[3] > 4}
+        assert edited.views(app) == answers(expected) | {"many": many}
+        edited.append(more if expected is rows else [])
+        run(app, spark)
 
 
 def objects(app):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from millstream.cli.deploy import records_per_second_option, shown_batches
+from millstream.cli.deploy import ask_again_option, records_per_second_option, shown_batches
 from millstream.cli.plan import edited_app, edited_app_options, from_option
 from millstream.cli.tables import TableColumn, json_option, pluralize, print_table
 
@@ -42,6 +42,7 @@ EXIT_DIFFERENT = 3
 @click.option(
     "--gone-ok", is_flag=True, help="Compare although the log no longer holds all records."
 )
+@ask_again_option
 @json_option
 @click.pass_context
 def compare(
@@ -56,6 +57,7 @@ def compare(
     records_per_second: int | None,
     starts: tuple[str, ...],
     gone_ok: bool,
+    ask_again: bool,
     as_json: bool,
 ) -> None:
     """Compare the views that the edited app in FILE rebuilds with those that there are.
@@ -85,6 +87,7 @@ def compare(
             on_batch,
             same_expressions=same_expressions,
             gone_ok=gone_ok,
+            ask_again=ask_again,
             start=start,
             sample_rows=sample,
         )

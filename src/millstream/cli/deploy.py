@@ -21,8 +21,11 @@ from millstream.cli.plan import (
 )
 from millstream.cli.stop import stop_app
 from millstream.cli.tables import json_option, pluralize, print_json
+from millstream.durations import format_us
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from millstream.ops.deploy import DeployResult
     from millstream.pipeline.app import App
     from millstream.spark.local_run import LocalProgress
@@ -35,6 +38,13 @@ records_per_second_option = click.option(
     "--records-per-second",
     type=click.IntRange(min=1),
     help="Read the log no faster than this, to leave the machine to what runs.",
+)
+
+
+ask_again_option = click.option(
+    "--ask-again",
+    is_flag=True,
+    help="Compute steps anew that ask a service (enrich), although it may give other answers than it gave then.",
 )
 
 
@@ -73,6 +83,7 @@ def switch_options(command: Command) -> Command:
     is_flag=True,
     help="Rebuild although the log no longer holds all records, or is compacted: what is rebuilt lacks them, and says so.",
 )
+@ask_again_option
 @json_option
 @click.pass_context
 def deploy(
@@ -88,6 +99,7 @@ def deploy(
     keep: str,
     starts: tuple[str, ...],
     gone_ok: bool,
+    ask_again: bool,
     as_json: bool,
 ) -> None:
     """Put the app in FILE, as it is now, in the place of what has run.
@@ -118,6 +130,7 @@ def deploy(
             on_batch,
             same_expressions=same_expressions,
             gone_ok=gone_ok,
+            ask_again=ask_again,
             start=start,
             keep=keep,
         )
@@ -179,33 +192,62 @@ def _report(app: App, done: DeployResult, *, as_json: bool) -> None:
 
 
 @contextmanager
-def shown_batches(*, as_json: bool, records_per_second: int | None) -> Iterator[OnBatch]:
-    """Yield what is called after each batch: it waits if the log is read too fast, and shows how far it is."""
-    began, read = time.monotonic(), 0
+def shown_batches(
+    *,
+    as_json: bool,
+    records_per_second: int | None,
+    console: Console | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[OnBatch]:
+    """Yield what is called after each batch: it waits if the log is read too fast, and shows how far it is.
+
+    It shows how many records are read, of how many, how fast, and when all are read at this speed; on a terminal alone,
+    which is standard error, if no ``console`` is given. ``clock`` has seconds.
+    """
+    began, read = clock(), 0
 
     def throttle(progress: LocalProgress) -> None:
         nonlocal read
         read += progress.read
         if records_per_second is not None:
-            time.sleep(max(0.0, read / records_per_second - (time.monotonic() - began)))
+            time.sleep(max(0.0, read / records_per_second - (clock() - began)))
 
-    if as_json or not sys.stderr.isatty():
+    if as_json or not (sys.stderr.isatty() if console is None else console.is_terminal):
         yield throttle
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
     speed = TextColumn(
-        "{task.completed:,.0f} of {task.total:,.0f} records, {task.fields[rate]:,.0f}/s"
+        "{task.completed:,.0f} of {task.total:,.0f} records, {task.fields[rate]:,.0f}/s, "
+        "{task.fields[remaining]}"
     )
-    columns = (TextColumn("reading the log"), BarColumn(), speed, TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None, rate=0.0, visible=False)
+    columns = (TextColumn("reading the log"), BarColumn(20), speed)
+    console = Console(stderr=True) if console is None else console
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None, rate=0.0, remaining="", visible=False)
 
         def show(progress: LocalProgress) -> None:
             throttle(progress)
-            rate = read / max(time.monotonic() - began, 1e-3)
-            total = read + progress.left
-            bar.update(task, completed=read, total=total, rate=rate, visible=True)
+            rate, total = read / max(clock() - began, 1e-3), read + progress.left
+            remaining = _remaining(progress.left, rate)
+            bar.update(
+                task,
+                completed=read,
+                total=total,
+                rate=rate,
+                remaining=remaining,
+                visible=True,
+                refresh=True,
+            )
 
         yield show
+
+
+def _remaining(left: int, rate: float) -> str:
+    """Say when all records are read that are there now, at a rate of records a second."""
+    if not left:
+        return "caught up"
+    if not rate:
+        return "nothing read yet"
+    return f"caught up in {format_us(max(1, round(left / rate)) * 1_000_000)}"

@@ -144,8 +144,12 @@ def print_plan(plan: ChangePlan, *, advice: bool = True) -> None:
     if plan.boundary is None:
         click.echo(f"{plan.app} has no state yet: its first run reads the log from its start.")
         return
+    rows = {one.view: one.rows for one in plan.filled}
     for part in plan.change.parts:
         _print_part(part)
+        if part.filled_from is not None:
+            filled = pluralize(rows.get(part.name, 0), "row")
+            click.echo(f"{'':<10}  filled from view {part.filled_from!r}: {filled}")
     for refusal in plan.change.refusals:
         click.echo(f"{click.style('refuses', fg='red')}   the app: {refusal}")
     for sentence in _sentences(plan) if advice else ():
@@ -192,6 +196,8 @@ _ADVICE = (
 def _read_again(plan: ChangePlan) -> list[str]:
     if plan.verdict != "rebuilds":
         return []
+    if not any(part.is_computed for part in plan.change.parts):
+        return ["No record is read again."]
     ranges = ", ".join(
         f"{one.topic}/{one.partition} [{one.start}, {one.end})" for one in plan.replays
     )
@@ -202,6 +208,11 @@ def _read_again(plan: ChangePlan) -> list[str]:
         about = format_us(max(1, round(plan.seconds)) * 1_000_000)
         speed = f"{plan.records_per_s:,.0f} records a second, the speed of its largest batch"
         sentences.append(f"That takes about {about}, at {speed}.")
+    sentences += [
+        f"The step {step!r} asks its service again, which may give other answers than it gave then: --ask-again confirms "
+        "it."
+        for step in plan.asking
+    ]
     if plan.gone:
         sentences.append(
             f"The log no longer holds {pluralize(plan.gone, 'record')} before these: what is rebuilt lacks them."

@@ -248,7 +248,8 @@ class SinkPlan:
     """An output: its columns, and the sink of its rows.
 
     ``key`` names the columns by which rows replace one another in a view; other sinks have none.
-    ``replaces``: a row replaces the one before it without a retraction.
+    ``replaces``: a row replaces the one before it without a retraction. ``row_keys``: of a view that holds every row that
+    holds where it is declared, sets of columns of which each identifies one.
     """
 
     name: str
@@ -257,6 +258,7 @@ class SinkPlan:
     schema: tuple[tuple[str, pl.DataType], ...]
     spec: SinkSpec = ViewSinkSpec()
     replaces: bool = False
+    row_keys: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)

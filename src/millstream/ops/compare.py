@@ -11,12 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
 from millstream.ops.deploy import Deployment, prepare
 from millstream.ops.plan import ChangePlan, plan_change
 from millstream.ops.replay_start import ReplayStart
 from millstream.ops.view_difference import Threshold, ViewDifference, compare_rows
-from millstream.views.query import Query
+from millstream.views.query import Query, QueryResult
 from millstream.views.runs.control_files import hold_deployment
+from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.view_fill import ViewFill
 from millstream.views.store_location import open_state_store
 
 if TYPE_CHECKING:
@@ -65,6 +69,7 @@ def compare(
     *,
     same_expressions: bool = False,
     gone_ok: bool = False,
+    ask_again: bool = False,
     start: ReplayStart | None = None,
     sample_rows: int = 5,
     rows_per_batch: int = 100_000,
@@ -80,7 +85,9 @@ def compare(
     """
     with hold_deployment(app.folder):
         plan = plan_change(app, same_expressions=same_expressions, start=start)
-        deployment = prepare(app, plan, same_expressions=same_expressions, gone_ok=gone_ok)
+        deployment = prepare(
+            app, plan, same_expressions=same_expressions, gone_ok=gone_ok, ask_again=ask_again
+        )
         if deployment is None:
             return Comparison(app.name, plan)
         deployment.compute(on_batch, rows_per_batch)
@@ -100,17 +107,31 @@ def _compared(
     app = deployment.app
     views: list[ViewDifference] = []
     positions: dict[str, Any] = {}
+    changed = deployment.rebuilt_views | deployment.filled_views.keys()
     with open_state_store(app.state_store, readonly=True) as live:
         there = {schema.name for schema in live.views()}
-        for view in sorted(deployment.rebuilt_views & there):
-            found = live.select(view, Query())
-            deployment.compute(on_batch, rows_per_batch, found.position)
+        for view in sorted(changed & there):
+            fill = deployment.filled_views.get(view)
+            if fill is not None:
+                found, after = _filled(live, view, fill)
+            else:
+                found = live.select(view, Query())
+                deployment.compute(on_batch, rows_per_batch, found.position)
+                after = deployment.rows(view)
             key = _key_of(deployment, view)
-            after = deployment.rows(view)
             views.append(compare_rows(view, key, found.rows, after, sample_rows=sample_rows))
             positions[view] = found.position
-    new = tuple(sorted(deployment.rebuilt_views - there))
+    new = tuple(sorted(changed - there))
     return Comparison(app.name, deployment.change, tuple(views), positions, new)
+
+
+def _filled(live: StateStore, view: str, fill: ViewFill) -> tuple[QueryResult, pl.DataFrame]:
+    """Return a view as it is, and the rows that it would be filled with, both of one commit."""
+    while True:
+        version = live.version()
+        found, source = live.select(view, Query()), live.select(fill.source, Query())
+        if live.version() == version:
+            return found, fill.rows(source.rows)
 
 
 def _key_of(deployment: Deployment, view: str) -> tuple[str, ...]:

@@ -81,9 +81,16 @@ from millstream.views.state_store.program_change import (
     compare_programs,
 )
 from millstream.views.state_store.program_paths import ProgramPaths
-from millstream.views.state_store.program_switch import SWITCHED_BY, ProgramSwitch, RebuiltView
+from millstream.views.state_store.program_switch import (
+    SWITCHED_BY,
+    FilledView,
+    ProgramSwitch,
+    RebuiltView,
+    coverage_of,
+)
 from millstream.views.state_store.program_tables import RunProgram
 from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.view_fill import ViewFill, fill_views
 from millstream.views.store_location import STATE_STORE_FILE, open_state_store, state_store_exists
 
 if TYPE_CHECKING:
@@ -150,6 +157,7 @@ def deploy(
     *,
     same_expressions: bool = False,
     gone_ok: bool = False,
+    ask_again: bool = False,
     start: ReplayStart | None = None,
     rows_per_batch: int = 100_000,
     keep: Duration = KEEP,
@@ -161,6 +169,7 @@ def deploy(
         on_batch: Called after every batch that was computed; if it raises, the deployment stops and can be resumed.
         same_expressions: As in :meth:`millstream.App.run`.
         gone_ok: Rebuild although the log no longer holds all records; what is rebuilt lacks them, and says so.
+        ask_again: Rebuild although a step asks its service again (``enrich``), and may get other answers than it gave then.
         start: Where in the log to begin, by default at its start; what is rebuilt lacks what is before, and says so.
         rows_per_batch: The most records that are in memory at once.
         keep: How long the version before is kept, so that :func:`millstream.ops.rollback.rollback` goes back to it.
@@ -175,7 +184,9 @@ def deploy(
     with hold_deployment(app.folder):
         settle(app, clock())
         plan = plan_change(app, same_expressions=same_expressions, start=start)
-        deployment = prepare(app, plan, same_expressions=same_expressions, gone_ok=gone_ok)
+        deployment = prepare(
+            app, plan, same_expressions=same_expressions, gone_ok=gone_ok, ask_again=ask_again
+        )
         if deployment is None:
             remove_version(app.folder, NEXT_FOLDER)
             return DeployResult(app.name, plan, 0, switched=True)
@@ -192,14 +203,14 @@ def settle(app: App, now: datetime) -> None:
 
 
 def prepare(
-    app: App, plan: ChangePlan, *, same_expressions: bool, gone_ok: bool
+    app: App, plan: ChangePlan, *, same_expressions: bool, gone_ok: bool, ask_again: bool
 ) -> Deployment | None:
     """Return the deployment of an edited app; None if a run goes on without one.
 
     Raises:
         ConfigError: it is not possible; see :func:`deploy`.
     """
-    _check_possible(app, plan, gone_ok=gone_ok)
+    _check_possible(app, plan, gone_ok=gone_ok, ask_again=ask_again)
     if plan.boundary is None or (plan.verdict == "keeps" and not plan.change.moves_state):
         return None
     with open_state_store(app.state_store, readonly=True) as store:
@@ -212,7 +223,7 @@ def prepare(
     return Deployment(app, plan, stored, same_expressions)
 
 
-def _check_possible(app: App, plan: ChangePlan, *, gone_ok: bool) -> None:
+def _check_possible(app: App, plan: ChangePlan, *, gone_ok: bool, ask_again: bool) -> None:
     check_no_reset(app.folder)
     if plan.verdict == "refuses":
         refused = [*plan.change.refusals]
@@ -233,6 +244,11 @@ def _check_possible(app: App, plan: ChangePlan, *, gone_ok: bool) -> None:
         raise ConfigError(
             f"{'. '.join(lost)}: what is rebuilt would lack the records that are gone. Confirm it by --gone-ok, or "
             "undo the change."
+        )
+    if plan.asking and not ask_again:
+        raise ConfigError(
+            f"{app.name} asks a service again, in {', '.join(map(repr, plan.asking))}, for the records that are read again: "
+            "it may get other answers than those that the app has given. Confirm it by --ask-again, or undo the change."
         )
 
 
@@ -271,11 +287,18 @@ class Deployment:
     @property
     def rebuilt_views(self) -> set[str]:
         """The views whose rows are computed anew."""
-        return {
-            part.name
-            for part in self.change.change.parts
-            if part.kind == "view" and part.verdict == "rebuilds"
-        }
+        parts = self.change.change.parts
+        return {part.name for part in parts if part.kind == "view" and part.is_computed}
+
+    @property
+    def filled_views(self) -> Mapping[str, ViewFill]:
+        """The views that get their rows from another one."""
+        return self.change.change.fills
+
+    def fill(self, live: StateStore) -> list[FilledView]:
+        """Return the filled views with all their rows, of the store of the app."""
+        outputs = live.outputs(self.app.name, JOB)
+        return fill_views(self.filled_views.values(), outputs, live.scan)
 
     def outputs(self) -> list[Output]:
         """Return the outputs that lead to all that is rebuilt. Only views of the state store keep their sinks."""
@@ -423,10 +446,13 @@ class Deployment:
     ) -> ProgramSwitch:
         """Return what takes the place of the program before: state that is kept, and what was computed."""
         kept = StatePart(live.state_manifests(self.app.name, JOB), self.change.change.kept)
-        outputs = self.outputs()
+        outputs, filled = self.outputs(), self.fill(live)
+        coverage = coverage_of(filled)
         if not outputs:
             manifests = combine_state(self.plan, kept, StatePart({}, {}))
-            return ProgramSwitch(beginning, self.ends, manifests, steps=self.stored.steps)
+            return ProgramSwitch(
+                beginning, self.ends, manifests, filled, coverage, steps=self.stored.steps
+            )
         with open_state_store(self._store, readonly=True) as store:
             keys = _keys_in_part(self.program, self._part(outputs))
             computed = store.state_manifests(self.app.name, JOB)
@@ -436,9 +462,13 @@ class Deployment:
             schemas = [one for one in view_schemas(self.plan) if one.name in self.rebuilt_views]
             views = [RebuiltView(schema, store.scan(schema.name)) for schema in schemas]
         manifests = combine_state(self.plan, kept, rebuilt)
-        coverage = self._coverage(beginning.at)
         return ProgramSwitch(
-            beginning, self.ends, manifests, views, coverage, steps=self.stored.steps
+            beginning,
+            self.ends,
+            manifests,
+            [*views, *filled],
+            {**self._coverage(beginning.at), **coverage},
+            steps=self.stored.steps,
         )
 
     def _views_to_keep(self, live: StateStore, beginning: RunProgram) -> list[str]:
@@ -465,7 +495,8 @@ class Deployment:
         )
         back = compare_programs(after, stored, before, same_expressions=True)
         rebuilt = {one.name for one in back.parts if one.verdict == "rebuilds"}
-        return sorted(there.keys() & (rebuilt | self.rebuilt_views) | there.keys() - schemas.keys())
+        changing = rebuilt | self.rebuilt_views | self.filled_views.keys()
+        return sorted(there.keys() & changing | there.keys() - schemas.keys())
 
     def _coverage(self, at: str) -> dict[OutputSink, OutputCoverage]:
         """Return the coverage of rebuilt views: of all that the log holds, or as that of the version that was kept."""

@@ -10,7 +10,8 @@ folder, with the code, which pytest runs: see `ops/incident_replay.py`.
   incident.json  the app, the batch, its range and time, how it failed, versions of libraries
   code/          the file of the app, and the modules beside it that it has imported
   input/         the records of the batch, one file for each partition
-  state/         the state before it: its runs, and a state store with the manifests
+  state/         the state before it: its runs, and a state store with the manifests; and the answers of services that the
+                 batch has stored (journal/)
 ```
 """
 
@@ -42,6 +43,7 @@ from millstream.spark.source.offsets import (
     first_offset,
     planned_offset,
 )
+from millstream.spark.stages.journal_files import DRAFT, JOURNAL_FOLDER
 from millstream.spark.stages.run_files import object_name
 from millstream.views.position import SOURCE_OFFSET
 from millstream.views.runs.control_files import active_runs
@@ -343,8 +345,17 @@ def _write_state(app: App, batch: _Batch, folder: Path, at: str) -> None:
     messages = (one for each in batch.manifests.values() for one in json.loads(each).values())
     for name in {object_name(run) for message in messages for run in run_names(message)}:
         shutil.copyfile(batch.runs / name, folder / "runs" / name)
+    _copy_answers(batch, folder / JOURNAL_FOLDER)
     with open_state_store(folder / STATE_STORE_FILE) as store:
         _put(store, app.name, batch, at)
+
+
+def _copy_answers(batch: _Batch, folder: Path) -> None:
+    """Copy what the batch has learned from outside: a repetition reads it, and does not ask again."""
+    folder.mkdir()
+    for path in sorted((batch.runs / JOURNAL_FOLDER).glob(f"{batch.batch_id}-*")):
+        if not path.name.endswith(DRAFT):
+            shutil.copyfile(path, folder / path.name.partition("-")[2])
 
 
 def _put(store: StateStore, app: str, batch: _Batch, at: str) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from millstream.client.open import open_reader
 from millstream.client.reader import Reader
 from millstream.errors import UnknownTopicError
+from millstream.kernels.enrichment.operator import Enrichment
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.state.keyhash import Buckets
 from millstream.ops.replay_start import ReplayStart, Starts
@@ -32,6 +33,7 @@ from millstream.views.state_store.program_change import (
     compare_programs,
 )
 from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.view_fill import view_paths
 from millstream.views.store_location import open_state_store, state_store_exists
 
 if TYPE_CHECKING:
@@ -59,6 +61,15 @@ class PartitionReplay:
 
 
 @dataclass(frozen=True)
+class FillSize:
+    """A view that gets all its rows from another one, the ``source``, which has so many ``rows`` now."""
+
+    view: str
+    source: str
+    rows: int
+
+
+@dataclass(frozen=True)
 class ChangePlan:
     """What a run of an app, as it is declared now, would do to the state that an earlier one has left.
 
@@ -67,7 +78,9 @@ class ChangePlan:
     if none was measured. ``kept_until``: how long the version before the last deployment is kept; None if there is none.
     ``compacted``: of each part that is rebuilt, as ``"view clicks"``, the topics of which compaction may have removed
     records that it needs. A part that reads nothing but tables needs the last record of each key alone.
-    ``starts``: where a rebuild was asked to begin; None for the start of the log.
+    ``starts``: where a rebuild was asked to begin; None for the start of the log. ``filled``: the views for which no
+    record is read again, as another view has all that they need. ``asking``: the steps that are as before, and ask
+    their service again (``enrich``), as they are on the path of what is computed anew.
     """
 
     app: str
@@ -78,6 +91,8 @@ class ChangePlan:
     kept_until: datetime | None = None
     compacted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     starts: Starts | None = None
+    filled: tuple[FillSize, ...] = ()
+    asking: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -124,6 +139,8 @@ class ChangePlan:
             "exit_code": self.exit_code,
             "refusals": list(self.change.refusals),
             "parts": [asdict(part) for part in self.change.parts],
+            "asks_again": list(self.asking),
+            "filled": [asdict(one) for one in self.filled],
             "takes_effect_at": None if self.boundary is None else asdict(self.boundary),
             "read_again": [asdict(one) for one in self.replays],
             "records": self.records,
@@ -157,7 +174,11 @@ def plan_change(
             return _first_run(app)
         known_ids = store.description(app.name, TOPIC_IDS) or {}
         speed = _speed(store, app.name)
-    plan, now, change = _compared(app, left, same_expressions=same_expressions)
+        plan, now, change = _compared(app, left, same_expressions=same_expressions)
+        filled = tuple(
+            FillSize(view, fill.source, store.count(fill.source))
+            for view, fill in change.fills.items()
+        )
     log = open_reader(app.log)
     refusals = [
         *find_refusals(left.program, now, app.buckets),
@@ -174,7 +195,16 @@ def plan_change(
     compacted = {} if refusals else _compacted_inputs(plan, change, log)
     kept = kept_until(app.folder)
     return ChangePlan(
-        app.name, change, left.boundary, tuple(replays), speed, kept, compacted, starts
+        app.name,
+        change,
+        left.boundary,
+        tuple(replays),
+        speed,
+        kept,
+        compacted,
+        starts,
+        () if refusals else filled,
+        () if refusals else tuple(_asking(plan, change, left.program)),
     )
 
 
@@ -197,7 +227,9 @@ def _compared(
     """Compile an app as it is declared now, and compare it with what an earlier run has left."""
     plan = app.plan(buckets_of_state(left.program))
     now = StoredProgram.of(plan, left.program.partitioning)
-    declared = ProgramOutputs(initial_coverage(plan), {s.name: s for s in view_schemas(plan)})
+    declared = ProgramOutputs(
+        initial_coverage(plan), {s.name: s for s in view_schemas(plan)}, view_paths(plan)
+    )
     return plan, now, compare_programs(left, now, declared, same_expressions=same_expressions)
 
 
@@ -233,12 +265,24 @@ def _other_topics(plan: JobPlan, log: Reader, known: Mapping[str, str]) -> Itera
 
 def _not_computed_here(plan: JobPlan, change: ProgramChange) -> Iterable[str]:
     """Refuse to rebuild below what only a running Spark query can compute."""
-    if change.verdict == "rebuilds" and plan.spark_steps:
+    if any(part.is_computed for part in change.parts) and plan.spark_steps:
         names = ", ".join(map(repr, plan.spark_steps))
         yield (
             f"parts of it would have to be rebuilt, and it has steps of Spark's own ({names}), "
             "whose rows are not read again: give the app another name"
         )
+
+
+def _asking(plan: JobPlan, change: ProgramChange, stored: StoredProgram) -> Iterable[str]:
+    """Yield the steps that are as before, are computed anew all the same, and ask a service.
+
+    It may give other answers than it gave then.
+    """
+    computed = {part.key for part in change.parts if part.is_computed} & stored.steps.keys()
+    for stage in plan.stages:
+        for operator in stage.operators:
+            if isinstance(operator.kernel, Enrichment) and operator.key in computed:
+                yield operator.kernel.name
 
 
 def _compacted_transactions(plan: JobPlan, log: Reader) -> Iterable[str]:
@@ -256,7 +300,7 @@ def _compacted_inputs(
     return {
         f"{part.kind} {part.name}": topics
         for part in change.parts
-        if part.verdict == "rebuilds" and streams.intersection(part.topics)
+        if part.is_computed and streams.intersection(part.topics)
         if (topics := tuple(topic for topic in part.topics if topic in compacted))
     }
 

@@ -32,6 +32,7 @@ from millstream.object_store.folder import FolderStore
 from millstream.object_store.place import StatePlace
 from millstream.ops.plan import buckets_of_state
 from millstream.spark.source.offsets import planned_offset
+from millstream.spark.stages.journal_files import JOURNAL_FOLDER
 from millstream.spark.stages.run_copies import copy_runs
 from millstream.spark.stages.run_files import RunFiles
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW, view_schemas
@@ -108,9 +109,14 @@ def put_runs(
 
 
 def link_runs(source: Path, target: Path, name: Callable[[str], str] = str) -> None:
-    """Make all runs of state of a folder appear in another one, durably, without copying them."""
+    """Make all runs of state of a folder appear in another one, durably, without copying them.
+
+    The journal beside them is of a batch that is not committed, so it belongs to no version.
+    """
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted(source.glob("*")) if source.exists() else ():
+        if path.name == JOURNAL_FOLDER:
+            continue
         link = target / name(path.name)
         link.unlink(missing_ok=True)
         os.link(path, link)

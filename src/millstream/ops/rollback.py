@@ -52,7 +52,9 @@ def rollback(
         kept = PreviousVersion(app.name, app.folder).program()
         if kept is None:
             raise _none_is_kept(app)
-        deployment = prepare(app, plan, same_expressions=same_expressions, gone_ok=True)
+        deployment = prepare(
+            app, plan, same_expressions=same_expressions, gone_ok=True, ask_again=True
+        )
         if deployment is None:
             _check_runs_something_else(app, plan)
             raise ConfigError(

@@ -118,7 +118,7 @@ class _Compiler:
                 StagePlan(tuple(self._operators(depth)), self._topics) for depth in range(stages)
             ),
             sinks=tuple(
-                SinkPlan(o.name, self.ports[o][0], o.key, o.schema, o.spec, o.replaces)
+                SinkPlan(o.name, self.ports[o][0], o.key, o.schema, o.spec, o.replaces, o.row_keys)
                 for o in self.outputs
             ),
             buckets=self.buckets,

@@ -154,7 +154,7 @@ class Output:
     """A named output: its ``spec`` is the sink; ``key`` is a view's.
 
     ``replaces``: they come from ``emit("update")``. ``step``: its name in the ledger, where a stream or step
-    has the output's name.
+    has the output's name. ``row_keys``: see :class:`millstream.kernels.plan.SinkPlan`.
     """
 
     name: str
@@ -164,6 +164,7 @@ class Output:
     spec: SinkSpec = _IN_STATE_STORE
     replaces: bool = False
     step: str = ""
+    row_keys: tuple[tuple[str, ...], ...] = ()
 
 
 def placed_inputs(*nodes: GraphNode) -> set[bool]:

@@ -62,8 +62,25 @@ class SinkBuilder:
             raise ConfigError(f"The view {name!r} is declared twice. Give one another name.")
         self._check_storable(name, columns, postgres=postgres)
         output = self._output(name, ViewSinkSpec(address), key=columns)
-        output = replace(output, step=self.app.names.unique(name))
+        output = replace(
+            output, step=self.app.names.unique(name), row_keys=self._whole_row_keys(columns)
+        )
         return replace(output, replaces=False) if self._must_delete(columns) else output
+
+    def _whole_row_keys(self, key: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+        """Return what identifies the rows of a view that holds each row that holds, and no other; () of another view.
+
+        Where rows replace one another without a retraction, a longer key would keep those that were replaced.
+        """
+        shape = self.shape
+        row_keys = shape.row_keys
+        if shape.is_table and shape.primary_key is not None:
+            row_keys = (shape.primary_key,)
+        if shape.mode == "update":
+            if shape.may_fail and not self._must_delete(key):
+                return ()  # the row that one on which a step fails was to replace is still there
+            return tuple(one for one in row_keys if set(one) == set(key))
+        return tuple(one for one in row_keys if set(one) <= set(key))
 
     def _must_delete(self, key: Sequence[str]) -> bool:
         """Return whether a view takes rows that replace one another as changes.

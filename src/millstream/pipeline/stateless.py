@@ -11,6 +11,7 @@ import polars as pl
 from millstream.choices import choose
 from millstream.errors import ConfigError
 from millstream.kernels.map_frames import ROW_COLUMN, FrameFunction, MapFrames, RowsRule
+from millstream.kernels.row_keys import row_key_after
 from millstream.kernels.steps import (
     AssignBranch,
     Drop,
@@ -18,7 +19,6 @@ from millstream.kernels.steps import (
     Filter,
     Rename,
     Select,
-    SelectBranch,
     Step,
     WithColumns,
 )
@@ -189,39 +189,6 @@ def _polars_type(column: str, dtype: Any) -> pl.DataType:
         ) from error
 
 
-def primary_key_after(step: Step, key: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """Return the columns that identify a row behind a step; None if that is not known.
-
-    A step that leaves a column of the key out, or makes it anew, may make rows equal.
-    """
-    if key is None or isinstance(step, (Filter, AssignBranch, SelectBranch)):
-        return key
-    if isinstance(step, Rename):
-        names = dict(step.names)
-        return tuple(names.get(column, column) for column in key)
-    kept: set[str] = set()
-    if isinstance(step, Drop):
-        kept = set(key) - set(step.columns)
-    elif isinstance(step, WithColumns):
-        kept = set(key) - {
-            e.meta.output_name(raise_if_undetermined=False) for e in step.expressions
-        }
-        kept = set() if any(e.meta.has_multiple_outputs() for e in step.expressions) else kept
-    elif isinstance(step, Select):
-        names = {
-            c: n for c in key for e in step.expressions if (n := _name_given(e, c)) is not None
-        }
-        return tuple(names[column] for column in key) if len(names) == len(key) else None
-    return key if kept == set(key) else None
-
-
-def _name_given(expression: pl.Expr, column: str) -> str | None:
-    """Return the name under which an expression gives a column as it is; None if it is another one."""
-    if not expression.meta.undo_aliases().meta.eq(pl.col(column)):
-        return None
-    return expression.meta.output_name(raise_if_undetermined=False)
-
-
 def shape_after(step: Step, shape: StreamShape, columns: ColumnTypes) -> StreamShape:
     """Return the shape of the rows behind a step that makes these columns.
 
@@ -230,8 +197,8 @@ def shape_after(step: Step, shape: StreamShape, columns: ColumnTypes) -> StreamS
     """
     if (operator := _changing_rows(step)) is not None:
         shape = shape.as_changes(operator)
-    keys = (primary_key_after(step, key) for key in shape.row_keys)
-    primary_key = primary_key_after(step, shape.primary_key)
+    keys = (row_key_after(step, key) for key in shape.row_keys)
+    primary_key = row_key_after(step, shape.primary_key)
     return dataclasses.replace(
         shape,
         columns=columns,

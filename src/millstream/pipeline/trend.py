@@ -12,6 +12,7 @@ import polars as pl
 from millstream.choices import did_you_mean
 from millstream.durations import format_us
 from millstream.errors import ConfigError
+from millstream.kernels.row_keys import row_key_after
 from millstream.kernels.trend.alert import ALERT, Alert
 from millstream.kernels.trend.compare import Compare
 from millstream.kernels.trend.local_time import DAY_US, LocalSpan
@@ -24,7 +25,6 @@ from millstream.pipeline.expressions import Column, as_expression, names_given
 from millstream.pipeline.graph import GraphNode, LateNode, OperatorNode, StepNode
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.shape import StreamShape
-from millstream.pipeline.stateless import primary_key_after
 
 _SPAN = re.compile(r"\s*(\d+)\s*([a-zA-Z]+)\s*")
 _DAYS = {"day": 1, "week": 7}
@@ -84,7 +84,7 @@ def window_results(node: GraphNode, shape: StreamShape, what: str) -> WindowResu
     identity = (kernel.window.window_key[-1], *kernel.by)
     key: tuple[str, ...] | None = identity
     for step in reversed(steps):
-        key = primary_key_after(step.step, key)
+        key = row_key_after(step.step, key)
         if key is None:
             raise ConfigError(
                 f"{what} comes after {step.step.name!r}, which leaves a column out, or makes it anew, by which "

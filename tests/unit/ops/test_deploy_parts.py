@@ -158,7 +158,7 @@ def test_a_program_that_was_compared_with_another_one_does_not_take_its_place(tm
     edited, rows = began(tmp_path)
     late = edited.write(TRIPLE)
     plan = plan_change(late)
-    prepared = prepare(late, plan, same_expressions=False, gone_ok=False)
+    prepared = prepare(late, plan, same_expressions=False, gone_ok=False, ask_again=False)
     first = edited.write(LONGER)
     deploy(first)
     prepared.compute(None, 1000)

@@ -52,7 +52,8 @@ class Edit:
     """Texts that are replaced, what the plan must say, and the views that are not those of the first app.
 
     ``rebuilt`` and ``dropped`` are parts; ``more`` are parts that the first app has not, or that are said
-    otherwise. ``views`` has None for a view that is not compared. ``why`` must be said somewhere.
+    otherwise. ``views`` has None for a view that is not compared. ``why`` must be said somewhere. ``filled``: the view from
+    which another is filled, so that nothing is read.
     """
 
     texts: tuple[tuple[str, str], ...]
@@ -62,6 +63,7 @@ class Edit:
     views: Mapping[str, Model] = field(default_factory=dict)
     why: str = ""
     code: int | None = None
+    filled: str | None = None
 
     def said(self) -> dict[str, str]:
         kept = {part: verdict for part, verdict in KEPT.items() if part not in self.gone}
@@ -83,16 +85,6 @@ def two_minutes(rows: list[Event]) -> Rows:
 
 def only(keep: Callable[[Event], bool], model: Callable[[list[Event]], Rows]) -> Model:
     return lambda before, after: model([row for row in [*before, *after] if keep(row)])
-
-
-def from_position(view: str) -> Model:
-    """Return the rows of a view that the second half of the records has touched."""
-
-    def rows(before: list[Event], after: list[Event]) -> Rows:
-        touched = {(floor(row["at"], HOUR / 60), row["ad"]) for row in after}
-        return {row for row in answers([*before, *after])[view] if (row[0], row[2]) in touched}
-
-    return rows
 
 
 def doubled_cost(row: Event) -> bool:
@@ -180,7 +172,17 @@ EDITS = {
         }, more={"view dear": "keeps"}, why="time was"),
     "a new sink of a step that is there": Edit(
         ((DEAR, DEAR + 'per_ad.view("minutes")\n'),), more={"view minutes": "keeps"},
-        views={"minutes": from_position("per_ad")}, why="it is new, and is written from"),
+        views={"minutes": over_all(per_ad)}, why="it is new", filled="per_ad"),
+    "a new sink below a filter and an expression": Edit(
+        ((DEAR, DEAR + 'per_ad.filter(pl.col("n") > 4).select("window_start", "ad", per=pl.col("cost") / pl.col("n"))'
+          '.view("rates")\n'),), more={"view rates": "keeps"},
+        views={"rates": over_all(lambda rows: {
+            (s, ad, cost / n) for s, _, ad, n, cost in per_ad(rows) if n > 4})},
+        why="it is new", filled="per_ad"),
+    "a view is renamed": Edit(
+        (('per_ad.view("per_ad")', 'per_ad.view("minutes")'),), more={"view minutes": "keeps"},
+        views={"minutes": over_all(per_ad), "per_ad": lambda before, _after: per_ad(before)},
+        why="it is left out: its rows stay", filled="per_ad"),
     "a sink is removed": Edit(
         (('per_ad.view("per_ad")\n', ""),),
         views={"per_ad": lambda before, _after: per_ad(before)},
@@ -198,9 +200,17 @@ EDITS = {
         why="column 'kind' is not there"),
     "a column of a view above which all is as before": Edit(
         (('per_ad.view("per_ad")', 'per_ad.drop("cost").view("per_ad")'),),
+        {"view per_ad"}, views={"per_ad": over_all(lambda rows: windows(rows, "ad", len))},
+        why="column 'cost' is int, not left out", filled="per_ad"),
+    "a column of a view is computed of others": Edit(
+        (('per_ad.view("per_ad")', 'per_ad.with_columns(rate=pl.col("cost") * 2).view("per_ad")'),), {"view per_ad"},
+        views={"per_ad": over_all(lambda rows: {(*row, row[-1] * 2) for row in per_ad(rows)})},
+        why="column 'rate' is not there", filled="per_ad"),
+    "a column of a view comes of a function": Edit(
+        (('per_ad.view("per_ad")', 'per_ad.map_frames(lambda rows: rows.with_columns(one=pl.lit(1))).view("per_ad")'),),
         {"step per_ad", "view per_ad", "step busy", "view busy"},
-        views={"per_ad": over_all(lambda rows: windows(rows, "ad", len))},
-        why="a view is made anew"),
+        views={"per_ad": over_all(lambda rows: {(*row, 1) for row in per_ad(rows)})},
+        why="which rows of a key it has depends on their order"),
     "a step is added": Edit(
         ((DEAR, DEAR + 'stream.window(ms.tumbling("1 hour"), by="ad", name="hours").emit("update")'
           '.agg(n=ms.count()).view("hours")\n'),),
@@ -209,7 +219,7 @@ EDITS = {
     "a step is declared a second time": Edit(
         ((DEAR, DEAR + 'stream.window(ms.tumbling("1 minute"), by="ad", name="again").emit("update")'
           '.agg(n=ms.count(), cost=ms.sum("cost")).view("again")\n'),),
-        more={"step again": "keeps", "view again": "keeps"}, views={"again": from_position("per_ad")}),
+        more={"step again": "keeps", "view again": "keeps"}, views={"again": over_all(per_ad)}, filled="per_ad"),
     "a step is removed": Edit(
         ((BUSY, ""),), gone={"step busy", "view busy"}, more={"step busy": "drops", "view busy": "keeps"},
         views={"busy": lambda before, _after: busy(before)}, why="it is no longer there", code=3),
@@ -263,7 +273,10 @@ def test_an_edit_does_what_the_plan_says(tmp_path, name):
     assert parts_of(plan) == edit.said()
     assert edit.why in said_in(plan)
     assert plan.exit_code == edit.exit_code()
-    assert plan.records == (170 if plan.verdict == "rebuilds" else 0)
+    reads = plan.verdict == "rebuilds" and edit.filled is None
+    assert plan.records == (170 if reads else 0)
+    rows = [] if edit.filled is None else [(edit.filled, len(answers(before)[edit.filled]))]
+    assert [(one.source, one.rows) for one in plan.filled] == rows
     assert edited.views(app) == found == answers(before)  # a plan changes nothing
     if plan.change.moves_state or plan.verdict == "rebuilds":
         with pytest.raises(ConfigError):

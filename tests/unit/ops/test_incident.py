@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 import runpy
 import subprocess
 import sys
 
 import pytest
-from edited_app import SEED, SOURCE, EditedApp, events
+from edited_app import SOURCE, EditedApp, events, plan_batch
 
 import millstream as ms
 from millstream.errors import ConfigError, ConflictError, UserCodeError
-from millstream.kernels.state.keyhash import Buckets
 from millstream.ops.incident import capture_incident
 from millstream.ops.incident_replay import replay_batch
-from millstream.spark.local_run import LocalRun
-from millstream.spark.source.planner import LogPlanner
 from millstream.testing import replay_incident
-from millstream.views.position import SOURCE_OFFSET
 from millstream.views.runs.control_files import hold_run_lock
 from millstream.views.runs.failure import record_failure
-from millstream.views.schema import JOB
 from millstream.views.store_location import open_state_store
 
 # It fails on what is in state and in the batch together, and not on either alone.
@@ -47,22 +41,6 @@ kinds.map_frames(limited, schema={"kind": str, "weight": int}, name="limited").v
 )
 ERROR = "a weight of 600 is too much"
 MENDED = ("LIMIT = 500", "LIMIT = 10_000")
-
-
-def plan_batch(edited, app):
-    """Write the next batch into the offset log, as Spark does before it begins a batch; return its number."""
-    local = LocalRun(app.plan(Buckets(2, SEED)), edited.log, app.folder, app.state_store)
-    with open_state_store(app.state_store, readonly=True) as store:
-        batch_id = store.last_batch_id(app.name)
-        known = store.status(app.name, JOB).get(SOURCE_OFFSET)
-    batch_id = 0 if batch_id is None else batch_id + 1
-    planner = LogPlanner(local._spec)
-    planner.pin_end_offsets()
-    end = planner.next_offset(known or planner.initial_offset())
-    path = app.folder / "checkpoint" / "offsets" / str(batch_id)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"v1\n{{}}\n{json.dumps(end)}")
-    return batch_id
 
 
 def fail(edited, app):

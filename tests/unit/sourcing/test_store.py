@@ -361,7 +361,7 @@ def test_reading_one_stream_reads_few_of_the_others(log: ms.EventLog, monkeypatc
         assert spans == [(1, 1), (1, 1)]
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_two_hundred_thousand_aggregates_in_one_topic(log: ms.EventLog, monkeypatch) -> None:
     count = 200_000
     with open_store(log, partitions=4) as store:

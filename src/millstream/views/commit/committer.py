@@ -48,9 +48,11 @@ from millstream.views.schema import Fence, ViewChange, ViewSchema
 from millstream.views.sink import RunStart, Sink, SinkBatch
 from millstream.views.staging import StagedChange, StagedRows, Stager
 from millstream.views.state_store.program import StoredProgram
+from millstream.views.state_store.program_change import ProgramOutputs, compare_programs
 from millstream.views.state_store.program_switch import ProgramSwitch
 from millstream.views.state_store.program_tables import RunProgram
 from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.view_fill import ViewFill, fill_views, view_paths
 
 DEAD_LETTERS_VIEW = "dead_letters"
 _VALUE_SHOWN_BYTES = 80
@@ -294,13 +296,33 @@ class BatchCommitter:
         beginning = self._beginning(partitioning, same_expressions=same_expressions)
         # Nothing is declared for a program that is refused.
         self.state_store.check_program(self.plan.app, job, beginning)
+        fills = self._fills(job, beginning)
         for schema in view_schemas(self.plan):
-            self.state_store.declare(schema)
+            if schema.name not in fills:  # such a view is there with all its rows, or not at all
+                self.state_store.declare(schema)
         start, next_batch_id = self._begin(job, checkpoint_id, beginning)
+        store = self.state_store
+        # Older runs are fenced from here on, so what the views are filled from stays as it is.
+        filled = fill_views(fills.values(), store.outputs(self.plan.app, job), store.scan)
         # Last, so that a batch that another program began and did not commit is refused until it is.
-        self.state_store.register_program(start, self._with_end_offsets(beginning))
+        store.register_program(start, self._with_end_offsets(beginning), filled)
         self.state_store.put_description(self.plan.app, "graph", pipeline_graph(self.plan))
         return next_batch_id
+
+    def _fills(self, job: str, beginning: RunProgram) -> dict[str, ViewFill]:
+        """Return how views are filled that are new, or come back, of those that are there and have all their rows."""
+        left = self.state_store.left_by(self.plan.app, job, beginning.at)
+        if left is None:
+            return {}
+        schemas = {schema.name: schema for schema in view_schemas(self.plan)}
+        declared = ProgramOutputs(beginning.outputs, schemas, view_paths(self.plan))
+        change = compare_programs(
+            left, beginning.program, declared, same_expressions=beginning.same_expressions
+        )
+        remade = {
+            part.name for part in change.parts if part.filled_from and part.verdict != "keeps"
+        }
+        return {view: fill for view, fill in change.fills.items() if view not in remade}
 
     def switch_program(
         self,

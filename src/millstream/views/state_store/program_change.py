@@ -19,6 +19,9 @@ in stateless steps alone
 view below a step that rebuilds      rebuilds  its rows are computed with the step's state
 view with other columns or key, or   rebuilds  its table is another one, or other rows belong there
 of other steps than it was
+view that is new or was left out     keeps     it is filled from a view that has all its rows, and all that happened
+view with other columns or key, of   rebuilds  is in it (`view_fill.py`). Where its table is made anew that takes a
+a step that keeps                              deployment, which reads nothing for it. Without such a view: as above
 topic, dataset, function, view in a  keeps     what was written cannot be taken back: it takes effect at
 database, below such a step                    the next batch
 dataset or view in a database with   refuses   its rows stand where Millstream cannot replace them
@@ -45,11 +48,13 @@ from millstream.views.coverage import (
     OutputCoverage,
     OutputSink,
     format_boundary,
+    is_complete,
 )
 from millstream.views.schema import ViewSchema
 from millstream.views.state_store.definition_difference import differences
 from millstream.views.state_store.program import StoredProgram, same_text
 from millstream.views.state_store.program_paths import ProgramPaths
+from millstream.views.state_store.view_fill import HeldView, ViewFill, ViewPath, find_fill
 
 Verdict = Literal["keeps", "drops", "rebuilds", "refuses"]
 """What happens to a part; in this order, from the least to the most."""
@@ -63,7 +68,8 @@ class PartChange:
     """What an edit does to one part of an app: the state of a step, or the rows of an output.
 
     ``why`` are texts. ``was`` is the name of a step before, if that is all that changed. ``topics`` are
-    those whose records it needs again. ``key`` is what the state of a step is kept under, now.
+    those whose records it needs again. ``key`` is what the state of a step is kept under, now. ``filled_from`` is the
+    view of which a view gets all its rows.
     """
 
     kind: PartKind
@@ -73,18 +79,26 @@ class PartChange:
     was: str | None = None
     topics: tuple[str, ...] = ()
     key: str | None = None
+    filled_from: str | None = None
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether it is computed anew, of what the log has."""
+        return self.verdict == "rebuilds" and self.filled_from is None
 
 
 @dataclass(frozen=True)
 class ProgramChange:
     """What an edit does to an app. ``refusals`` concern the app as a whole.
 
-    ``kept`` has the steps that keep their state: the key of it now, and the key that it was stored under.
+    ``kept`` has the steps that keep their state: the key of it now, and the key that it was stored under. ``fills`` says of
+    each view that is filled from another one how.
     """
 
     parts: tuple[PartChange, ...]
     refusals: tuple[str, ...] = ()
     kept: Mapping[str, str] = field(default_factory=dict)
+    fills: Mapping[str, ViewFill] = field(default_factory=dict)
 
     @property
     def verdict(self) -> Verdict:
@@ -107,10 +121,14 @@ class ProgramChange:
 
 @dataclass(frozen=True)
 class ProgramOutputs:
-    """The outputs of a program, and the schemas of its views in the state store, by name."""
+    """The outputs of a program, and the schemas of its views in the state store, by name.
+
+    ``paths`` are those to views that hold all rows of a step. Without them no view is filled from another one.
+    """
 
     coverage: Mapping[OutputSink, OutputCoverage]
     schemas: Mapping[str, ViewSchema]
+    paths: Mapping[str, ViewPath] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -146,11 +164,16 @@ def compare_programs(
         for (view, label), one in declared.coverage.items()
         if label == STATE_STORE_VIEW
     }
-    steps.rebuild_whole_paths(views, remade)
+    fills = _Fills(left, declared, steps).found(remade)
+    filled = {view: fill for view, fill in fills.items() if isinstance(fill, ViewFill)}
+    steps.rebuild_whole_paths(views, remade.keys() - filled.keys())
+    filled = {view: fill for view, fill in filled.items() if fill.step in steps.kept}
     parts = [*steps.changes()]
     rebuilt = {part.key for part in parts if part.verdict in ("rebuilds", "refuses")}
-    outputs = _Outputs(left, now, declared, steps.paths, frozenset(filter(None, rebuilt)), remade)
-    return ProgramChange((*parts, *outputs.changes()), (), steps.kept)
+    outputs = _Outputs(
+        left, now, declared, steps.paths, frozenset(filter(None, rebuilt)), remade, fills
+    )
+    return ProgramChange((*parts, *outputs.changes()), (), steps.kept, filled)
 
 
 def pair_steps(stored: StoredProgram, now: StoredProgram) -> dict[str, str]:
@@ -287,7 +310,7 @@ class _Steps:
                 why = _reasons(old, step["definition"])
                 yield PartChange("step", name, "rebuilds", why, topics=topics, key=key)
             else:
-                yield PartChange("step", name, "rebuilds", ("it is new",), topics=topics, key=key)
+                yield PartChange("step", name, "rebuilds", (_NEW_STEP,), topics=topics, key=key)
         used = {*self._paired.values(), *pairs.values()}
         for key, step in self.stored.steps.items():
             if key not in used:
@@ -327,6 +350,11 @@ class _Steps:
             f"it reads as before, and {', '.join(moved)}: no code can be compared across such versions. If "
             "nothing was changed, confirm it by --same-expressions"
         )
+
+
+_NEW_STEP = (
+    "it is new, and is computed from the log: no view holds the event times and the order of rows"
+)
 
 
 def _definition(program: StoredProgram, key: str) -> Any:
@@ -369,6 +397,7 @@ class _Outputs:
     paths: ProgramPaths
     rebuilt: frozenset[str]
     remade: Mapping[str, tuple[str, ...]]
+    fills: Mapping[str, ViewFill | str]
 
     def changes(self) -> Iterator[PartChange]:
         """Yield what happens to each output of the program, then to those that are left out."""
@@ -393,15 +422,36 @@ class _Outputs:
         if label == STATE_STORE_VIEW:
             remade = self.remade.get(name, ())
             if below or remade:
-                why = (*remade, *(["a step above it is rebuilt"] if below else []))
-                topics = tuple(sorted(self.paths.topics_of(definition)))
-                return PartChange(kind, name, "rebuilds", why, topics=topics)
+                return self._remade(name, remade, definition, below=below)
+            if isinstance(fill := self.fills.get(name), ViewFill):
+                since = "it is new" if before is None else "it was left out, and is written again"
+                return PartChange(kind, name, "keeps", (since,), filled_from=fill.source)
         elif kind in ("view", "dataset") and before is not None:
             shape = _columns_differ(json.loads(before.definition), definition)
             if shape:
-                why = (*shape, "its rows cannot be replaced: give it another name or place")
-                return PartChange(kind, name, "refuses", why)
-        return PartChange(kind, name, "keeps", self._from_now(before, declared, below=below))
+                refused = (*shape, "its rows cannot be replaced: give it another name or place")
+                return PartChange(kind, name, "refuses", refused)
+        why = self._from_now(before, declared, below=below)
+        if label == STATE_STORE_VIEW:
+            why = (*why, *self._not_filled(name))
+        return PartChange(kind, name, "keeps", why)
+
+    def _remade(
+        self, view: str, remade: tuple[str, ...], definition: Any, *, below: bool
+    ) -> PartChange:
+        """Return what happens to a view that has other rows, or another table."""
+        fill = self.fills.get(view)
+        if isinstance(fill, ViewFill) and not below:
+            return PartChange("view", view, "rebuilds", remade, filled_from=fill.source)
+        above = ["a step above it is rebuilt"] if below else []
+        why = (*remade, *self._not_filled(view), *above)
+        topics = tuple(sorted(self.paths.topics_of(definition)))
+        return PartChange("view", view, "rebuilds", why, topics=topics)
+
+    def _not_filled(self, view: str) -> list[str]:
+        """Say why a view that is new, or has another table, is not filled from one that is there."""
+        fill = self.fills.get(view)
+        return [f"it is not filled from a view, as {fill}"] if isinstance(fill, str) else []
 
     def _from_now(
         self, before: OutputCoverage | None, declared: OutputCoverage, *, below: bool
@@ -421,6 +471,64 @@ class _Outputs:
     def _is_same(self, was: Any, now: Any) -> bool:
         upgraded = self.left.program.versions != self.now.versions
         return canonical_text(was) == canonical_text(now) or (upgraded and same_text(was, now))
+
+
+@dataclass(frozen=True)
+class _Fills:
+    """Finds views from which others can be filled."""
+
+    left: ProgramState
+    declared: ProgramOutputs
+    steps: _Steps
+
+    def found(self, remade: Iterable[str]) -> dict[str, ViewFill | str]:
+        """Return how each view is filled that is new, was left out, or is ``remade``; or why it is not."""
+        if not self.declared.paths:
+            return {}
+        wanted = {*remade, *(view for view in self.declared.schemas if self._lacks_rows(view))}
+        held = [*self._held()] if wanted else []
+        fills = {view: self._fill(view, held) for view in sorted(wanted)}
+        return {view: fill for view, fill in fills.items() if fill is not None}
+
+    def _lacks_rows(self, view: str) -> bool:
+        """Return whether a view is new, or misses what came out while it was left out."""
+        before = self.left.outputs.coverage.get(_output(view))
+        if _output(view) not in self.declared.coverage:
+            return False  # the dead letters
+        until = None if before is None else before.spans[-1].until
+        return before is None or (
+            until is not None and until.batch_id != self.left.boundary.batch_id
+        )
+
+    def _fill(self, view: str, held: Iterable[HeldView]) -> ViewFill | str | None:
+        """Return how a view is filled: one that has rows only from one that has them all, or is what it was itself.
+
+        None if the step above it does not keep its state.
+        """
+        path = self.declared.paths.get(view)
+        step = None if path is None else self.steps.kept.get(path.step)
+        if path is not None and step is None:
+            return None
+        is_new = _output(view) not in self.left.outputs.coverage
+        usable = [
+            one
+            for one in held
+            if is_new or one.schema.name == view or is_complete(one.coverage.spans)
+        ]
+        definition = self.declared.coverage[_output(view)].definition
+        return find_fill(self.declared.schemas[view], definition, path, step, usable)
+
+    def _held(self) -> Iterator[HeldView]:
+        """Yield the views that have been written by one declaration, and have the rows of one step that keeps its state."""
+        kept = {*self.steps.kept.values()}
+        for (name, label), one in self.left.outputs.coverage.items():
+            schema, definition = self.left.outputs.schemas.get(name), json.loads(one.definition)
+            is_written = len(one.spans) == 1 and one.spans[-1].until is None
+            if label != STATE_STORE_VIEW or schema is None or not is_written:
+                continue
+            above = self.steps.stored_paths.next_steps_of(definition) & kept
+            if "rows of" in definition["reads"][0] and above:
+                yield HeldView(schema, one, above.pop())
 
 
 def _output(view: str) -> OutputSink:

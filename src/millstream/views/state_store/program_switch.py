@@ -24,7 +24,7 @@ from typing import Any
 
 import polars as pl
 
-from millstream.views.coverage import OutputCoverage, OutputSink
+from millstream.views.coverage import STATE_STORE_VIEW, OutputCoverage, OutputSink
 from millstream.views.schema import ViewChange, ViewSchema
 from millstream.views.state_store.program_tables import RunProgram
 
@@ -38,6 +38,18 @@ class RebuiltView:
 
     schema: ViewSchema
     rows: pl.DataFrame
+
+
+@dataclass(frozen=True)
+class FilledView(RebuiltView):
+    """A view with all its rows, of another view with all of them; and its ``coverage``, which is that one's."""
+
+    coverage: OutputCoverage
+
+
+def coverage_of(views: Sequence[FilledView]) -> dict[OutputSink, OutputCoverage]:
+    """Return the coverage of views that were filled."""
+    return {(view.schema.name, STATE_STORE_VIEW): view.coverage for view in views}
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,15 @@ from millstream.views.state_store import changelog, sqlite_values
 from millstream.views.state_store.database import Database
 from millstream.views.state_store.program_switch import (
     SWITCHED_BY,
+    FilledView,
     ProgramSwitch,
     RebuiltView,
+    coverage_of,
     difference,
 )
 from millstream.views.state_store.program_tables import (
     RunProgram,
+    check_program,
     put_program,
     register_program,
     stored_program,
@@ -176,17 +179,24 @@ class StateStore(StateStoreReader):
         )
         return run + 1, 0 if last is None else last + 1
 
-    def register_program(self, start: RunStart, beginning: RunProgram) -> None:
-        """Store the program of a run that has begun in all sinks, and the coverage of its outputs.
+    def register_program(
+        self, start: RunStart, beginning: RunProgram, filled: Sequence[FilledView] = ()
+    ) -> None:
+        """Store the program of a run that has begun in all sinks, the coverage of its outputs, and views that were filled.
 
         Raises:
             FencedError: a newer run has begun.
             ConfigError: the program does not fit the stored state.
         """
+        app, job = start.app, start.job
 
         def register(db: Database) -> None:
             _check_newest(db, start)
-            register_program(db, start.app, start.job, beginning, self.store_name)
+            check_program(db, app, job, beginning, self.store_name)
+            fence = Fence(app, job, start.run, int(fence_value(db, "batch_id", app, job) or 0))
+            for view in filled:
+                self._replace_view(db, fence, view)
+            put_program(db, app, job, beginning, coverage_of(filled))
 
         self._write(register)
 

@@ -32,7 +32,7 @@ def look(url):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kills", [2, pytest.param(12, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("kills", [2, pytest.param(12, marks=pytest.mark.long)])
 def test_a_copy_in_postgres_is_whole_at_every_moment(tmp_path, shop, copy_server, kills):
     shop.run(*schema(), "ALTER TABLE a ALTER COLUMN note SET STORAGE EXTERNAL")
     target, folder = copy_server.url("copy"), tmp_path / "log"

@@ -18,7 +18,7 @@ def look(path):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kills", [2, pytest.param(12, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("kills", [2, pytest.param(12, marks=pytest.mark.long)])
 def test_a_copy_in_sqlite_is_whole_at_every_moment(tmp_path, kills):
     path, copy = tmp_path / "shop.db", tmp_path / "copy.db"
     database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=60)

@@ -87,8 +87,11 @@ class Pair:
         ready = "SELECT 1 FROM pg_replication_slots WHERE synced AND NOT temporary AND invalidation_reason IS NULL"
 
         def copied():
-            self.shop.run("SELECT pg_log_standby_snapshot()")
+            (place,) = self.shop.run("SELECT pg_log_standby_snapshot()::text")[0]
+            flushed = f"SELECT pg_current_wal_flush_lsn() >= '{place}'"
+            wait_until(lambda: self.shop.run(flushed)[0][0])
             self.capture(self.shop, folder, url)
+            self.shop.wait_until_released()  # the server has read all that the capture acknowledged
             self.wait_until_replayed()
             self.later.run("SELECT pg_sync_replication_slots()")
             return self.later.run(ready)

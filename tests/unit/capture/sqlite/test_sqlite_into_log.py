@@ -78,7 +78,7 @@ def records(folder):
 
 
 @pytest.mark.timeout(TEST_S)
-@pytest.mark.parametrize("kills", [2, pytest.param(KILLS, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("kills", [2, pytest.param(KILLS, marks=pytest.mark.long)])
 def test_1_2_a_capture_that_is_killed_leaves_every_change_once(tmp_path, kills):
     path, folder, rng = tmp_path / "shop.db", tmp_path / "log", random.Random(3)
     database = sqlite3.connect(path, isolation_level=None)

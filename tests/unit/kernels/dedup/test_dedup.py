@@ -269,7 +269,7 @@ def test_ids_of_every_plain_type_can_be_deduplicated():
 @pytest.mark.not_in_lane(
     "thresholds", "so few ids do not reach a filter there, and runs of two make it slow"
 )
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.not_in_lane("one_bit_hashes", "filters go by hashes alone")
 @pytest.mark.not_in_lane("two_bit_hashes", "filters go by hashes alone")
 def test_g6_of_a_million_ids_few_are_lost_and_no_repeat_passes():
