@@ -45,6 +45,8 @@ _MODULES: dict[str, str] = {
         "millstream.pipeline.debezium": "Debezium debezium",
         "millstream.pipeline.dedup": "bloom",
         "millstream.pipeline.device_clock": "device_time",
+        "millstream.pipeline.row_patterns": "RowPattern row_pattern",
+        "millstream.pipeline.row_variables": "PatternVariable classifier match_number variable",
         "millstream.pipeline.sequences": "PatternSequence either matched sequence",
         "millstream.pipeline.stream": "Stream Windowed",
         "millstream.pipeline.table": "Grouped Table",
@@ -116,6 +118,12 @@ if TYPE_CHECKING:
     from millstream.pipeline.debezium import debezium as debezium
     from millstream.pipeline.dedup import bloom as bloom
     from millstream.pipeline.device_clock import device_time as device_time
+    from millstream.pipeline.row_patterns import RowPattern as RowPattern
+    from millstream.pipeline.row_patterns import row_pattern as row_pattern
+    from millstream.pipeline.row_variables import PatternVariable as PatternVariable
+    from millstream.pipeline.row_variables import classifier as classifier
+    from millstream.pipeline.row_variables import match_number as match_number
+    from millstream.pipeline.row_variables import variable as variable
     from millstream.pipeline.sequences import PatternSequence as PatternSequence
     from millstream.pipeline.sequences import either as either
     from millstream.pipeline.sequences import matched as matched

@@ -225,7 +225,7 @@ def test_a_filled_view_is_there_with_its_rows_and_coverage_or_not_at_all(switchi
     program = StoredProgram(2, {}, {"new": {}}, [], 0, {"bucket_count": 2})
     beginning = RunProgram(program, {("new", "view"): declared}, "2026-01-02T00:00:00Z")
     with monkeypatch.context() as broken:
-        broken.setattr("millstream.views.state_store.store.put_program", lambda *_: 1 / 0)
+        broken.setattr("millstream.views.state_store.program_tables.put_program", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             store.register_program(start, beginning, [filled])
     assert "new" not in read.newest_changes()

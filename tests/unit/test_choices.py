@@ -30,6 +30,12 @@ def stream(**options):
     return topic.stream(time="at", **options)
 
 
+def percolated(**options):
+    app = ms.App("a", log="unused")
+    stream = app.topic("t", SCHEMA).stream(time="at")
+    return stream.percolate(app.table("q", SCHEMA, key="id", time="at"), "id", **options)
+
+
 WITHIN = ("0 seconds", "1 minute")
 
 
@@ -72,6 +78,12 @@ WRONG = {
     ("Topic.stream", "late", "corect", "correct"): declared(lambda word: stream(late=word)),
     ("Windowed.emit", "mode", "updates", "update"): declared(
         lambda word: stream().window(ms.tumbling("1 minute")).emit(word)
+    ),
+    ("Stream.percolate", "analyzers", "englisch", "english"): declared(
+        lambda word: percolated(analyzers={"id": word})
+    ),
+    ("Stream.percolate", "on_error", "stopp", "stop"): declared(
+        lambda word: percolated(on_error=word)
     ),
     ("Stream.dedup", "null", "droop", "drop"): declared(
         lambda word: stream().dedup("id", within="1 day", null=word)
@@ -130,6 +142,11 @@ WRONG = {
     ),
     ("PatternSequence.skip", "mode", "past_lst", "past_last"): declared(
         lambda word: ms.sequence("a", pl.col("n") > 1).skip(word)
+    ),
+    ("Stream.match_recognize", "rows_per_match", "al", "all"): declared(
+        lambda word: stream().match_recognize(
+            ms.row_pattern("A"), partition_by="id", rows_per_match=word
+        )
     ),
     ("Stream.join", "how", "fulll", "full"): declared(
         lambda word: two(lambda a, b: a.join(b, "id", within=WITHIN, how=word))

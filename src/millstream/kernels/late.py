@@ -14,6 +14,7 @@ dedup       time + L                            above it             the deadlin
 joins       time + L of the row's input         above it             the deadline        below_watermark
 patterns    time + L                            above it             the deadline        below_watermark
 process     time + L                            above it             the deadline        below_watermark
+searches    time + L                            above it             the deadline        below_watermark
 budgets     end of the day everywhere + L       at or above it       the deadline        expired_day
 windows     end of the event's last window + L  at or above it       the event's time    expired_window
 sliding     time + size + L                     above it             the event's time    expired_window

@@ -112,7 +112,7 @@ def build_dedup(
         )
     if shape.no_windows:
         raise ConfigError(f"dedup comes after {shape.no_windows}")
-    shape = shape.as_changes("dedup")
+    shape = shape.as_changes()
     if late is None:
         late = "side" if shape.late_policy == "side" else "drop"
     _check_choices(columns, null, late)

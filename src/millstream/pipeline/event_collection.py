@@ -14,6 +14,7 @@ from millstream.kernels.joins.asof_match import Direction
 from millstream.kernels.joins.interval_join import IntervalJoinKind, UnmatchedEmit
 from millstream.kernels.joins.signed_lookup import SignedLookup
 from millstream.kernels.operator import Operator
+from millstream.kernels.patterns.row_measures import RowsPerMatch
 from millstream.kernels.process.frame_function import FrameFunction
 from millstream.kernels.process.function import ProcessFunction
 from millstream.kernels.process.operator import RowOrder
@@ -26,8 +27,11 @@ from millstream.pipeline.graph import (
     OperatorNode,
 )
 from millstream.pipeline.interval_joins import Within, build_interval_join
+from millstream.pipeline.match_recognize import build_match_recognize
 from millstream.pipeline.patterns import build_match
+from millstream.pipeline.percolate import PercolateOptions, build_percolate
 from millstream.pipeline.process import build_process
+from millstream.pipeline.row_patterns import RowPattern
 from millstream.pipeline.sequences import PatternSequence
 from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.stateless import FrameSchema
@@ -276,6 +280,76 @@ class EventCollection(Collection):
         origin = right.origin if isinstance(right, Table) else None
         return RightInput(right.node, right.shape, origin)
 
+    # ── stored searches ─────────────────────────────────────────────────────────────────────
+
+    def percolate(
+        self,
+        queries: Table,
+        query: str,
+        *,
+        analyzers: Mapping[str, str] | None = None,
+        points: Mapping[str, tuple[str, str]] | None = None,
+        default: str | Sequence[str] | None = None,
+        highlight: str | None = None,
+        marks: tuple[str, str] = ("<em>", "</em>"),
+        shards: int = 1,
+        suffix: str = "_query",
+        on_error: OnError = "dead-letter",
+        name: str | None = None,
+    ) -> Self:
+        """Match each row with stored queries: a row comes out once for each query that it matches.
+
+        ::
+
+            alerts = app.table("alerts", Alert, key="id", time="since", watermark=ms.watermark("5 seconds", idle="30 seconds"))
+            flats.percolate(alerts, "query", analyzers={"title": "english"}, points={"place": ("lat", "lon")})
+
+        A query is a text such as ``title:"quiet street" rent:<900 place:near(52.5 13.4 3km) NOT furnished:true``. It
+        names the columns of this stream, and the points. Queries are added, changed and removed while the app runs, as
+        rows of the table: each is in force from its event time until the next row of its key. A row waits until the
+        watermarks of both inputs have passed its time by their lateness, and is then matched with the
+        queries that were in force at its time. So the matches depend on the records alone, and not on batches. A query
+        that is late counts for rows from its partition's watermark on, less the lateness; none of these has come out.
+
+        Args:
+            queries: A table made directly of a topic or stream, perhaps with ``filter``, ``with_columns``,
+                ``select``, ``rename`` and ``drop``.
+            query: Its column with the text. A text that is no query is a dead letter that says at which character that
+                shows, and the row of its key before it stays in force.
+            analyzers: What makes terms of a column of text: ``"standard"`` (words, in lower case), if nothing else is
+                said; ``"keyword"`` (the value as it is), ``"whitespace"``, or a language, such as ``"english"``: stems
+                of words. Languages need ``pip install "millstream[search]"``.
+            points: Fields of points on the globe: the columns of latitude and longitude, in degrees.
+            default: The columns that a word without a field is looked for in; by default all text but that with ``"keyword"``.
+            highlight: A column to add, with the part of the text where the words of the query are; null if no word is.
+            marks: What stands before and after each of these words there. The text itself is not escaped.
+            shards: Into how many parts the queries are divided. A row is sent to all of them; those of one bucket are
+                matched together.
+            suffix: What is added to the name of a column of the table that this stream has, too.
+            on_error: ``"stop"``: a text that is no query stops the job.
+            name: The step's name.
+
+        A result has the row's columns and event time, and those of the query. The state holds the rows that wait, and the
+        queries with an index of the terms that a row must have to match: only what a row's terms lead to is tried.
+
+        Raises:
+            ConfigError: a column is not there or of another type; the versions of the table are not known.
+        """
+        options = PercolateOptions(
+            query,
+            analyzers or {},
+            points or {},
+            default,
+            highlight,
+            marks,
+            shards,
+            suffix,
+            on_error,
+        )
+        right = self._right_input(queries, "percolate")
+        node, shape = build_percolate(self.node, self.shape, right, options, name=name)
+        return self._below(node, shape)
+
     # ── patterns ────────────────────────────────────────────────────────────────────────────
 
     def match(
@@ -337,6 +411,68 @@ class EventCollection(Collection):
             pattern,
             columns,
             measures=measures,
+            unbounded=unbounded,
+            name=name,
+        )
+        return self._below(OperatorNode((node,), kernel), shape)
+
+    def match_recognize(
+        self,
+        pattern: RowPattern,
+        *,
+        partition_by: str | Sequence[str],
+        measures: Mapping[str, Column] | None = None,
+        rows_per_match: RowsPerMatch = "one",
+        unbounded: bool = False,
+        name: str | None = None,
+    ) -> Self:
+        """Find a row pattern as SQL's ``MATCH_RECOGNIZE`` does, in the rows of each key by their event time.
+
+        ::
+
+            down, up = ms.variable("DOWN"), ms.variable("UP")
+            valley = ms.row_pattern(
+                "START DOWN+ UP",
+                define={
+                    "DOWN": pl.col("price") < down.prev()["price"],
+                    "UP": pl.col("price") > up.prev()["price"],
+                },
+                within="1 hour",
+            )
+            prices.match_recognize(valley, partition_by="symbol", measures={"lowest": down["price"]})
+
+        Args:
+            pattern: What is looked for: see :func:`~millstream.row_pattern`.
+            partition_by: The key: the columns that the rows of a match have in common. ``()`` is one key for all rows,
+                which is processed in one place.
+            measures: Columns, as expressions of polars: over columns of the current row, and over matched rows
+                (:func:`~millstream.variable`, ``classifier``, ``match_number``).
+            rows_per_match: ``"one"``: a row for each match, with the key, ``match_start`` and ``match_end`` (null, if it has no rows);
+                the current row is the last one. ``"all"``: the rows of each match, with all their columns. Of an empty match,
+                the row that it would begin with, unless it is ``"all_omit_empty"``. ``"all_with_unmatched"``: also the
+                rows that no match has.
+            unbounded: Allow what keeps rows, or the number of the last match, for ever.
+            name: The step's name.
+
+        A match is emitted when no match that is preferred to it can take a row that may still come; its event time is when that
+        was decided. Rows wait for the watermark, and late ones are counted, as in :meth:`match`.
+
+        Guarantees: what is emitted depends on the rows alone, however they are divided among batches. The state has the rows that
+            wait, and those from where the next match of a key may begin, at most for ``within`` and the lateness.
+
+        Raises:
+            ConfigError: the pattern has no end; a condition or measure does not fit.
+            UserCodeError: when it runs: ``after_match`` skips to a variable that the match has no row of, or to its first row; or finding a match
+                takes more than 5 million steps.
+        """
+        columns = self.shape.key_columns(partition_by, "match_recognize's partition_by")
+        node, shape = when_final(self.node, self.shape, columns, "match_recognize")
+        kernel, shape = build_match_recognize(
+            shape,
+            pattern,
+            columns,
+            measures=measures,
+            rows_per_match=rows_per_match,
             unbounded=unbounded,
             name=name,
         )

@@ -64,7 +64,6 @@ def aggregate_event_windows(
         row_keys=_row_keys(window, window_key, by),
         stable=() if signed else (*starts, *by),
         no_windows=builder.no_windows_after(window),
-        only_replaces=builder.only_replaces(window),
     )
     return kernel, shape_out
 
@@ -113,23 +112,6 @@ class _EventWindowBuilder:
             return ("window_start",)
         in_parts = self.emission.mode == "discard" and not self.emission.once
         return ("window_start", "window_end") if in_parts else window.window_key
-
-    def only_replaces(self, window: EventWindow) -> str:
-        """Say why the window cannot emit changes where rows that replace one another are declared.
-
-        It can where it would emit the same rows at the same time, and their retractions besides.
-        """
-        emission = self.emission
-        if isinstance(window, CountWindow):
-            return 'Emit "final" or "discard" there; or "retract", if no window follows.'
-        if self.signed:
-            return 'Emit "retract" there.'
-        if isinstance(window, Sliding):
-            plain = emission.mode == "update" and emission.early is not None and not emission.panes
-            return "" if plain else 'Emit "retract" there, with the same options.'
-        by_batch = emission.early == EachBatch() and emission.late in (None, EachBatch())
-        plain = by_batch and emission.suppress_unchanged and not emission.panes
-        return "" if plain else 'Emit "retract" there, with the same options.'
 
     def session(self, window: SessionWindow) -> BuiltOperator:
         if self.signed:
@@ -235,20 +217,28 @@ class _EventWindowBuilder:
         plain = emission.early in (None, EachBatch()) and not emission.panes
         if emission.mode == "final" or (emission.mode == "update" and plain):
             return False
-        if window.timeout_us is not None:
-            raise ConfigError(
-                f'{window} has a timeout, and emits "final", or "update" with early="batch" or None, without '
-                "panes. Choose one of these, or leave the timeout out."
-            )
-        return True
+        if window.timeout_us is None:
+            return True
+        if emission.mode == "retract" and plain:
+            return False
+        raise ConfigError(
+            f'{window} has a timeout, and emits "final", or "update" or "retract" with early="batch" or None, '
+            "without panes. Choose one of these, or leave the timeout out."
+        )
 
     def no_windows_after(self, window: EventWindow) -> str:
         """Say why no window may follow, and what to do; empty if one may."""
-        takes_back = self.emission.mode == "retract" and not self.emission.once
-        if not isinstance(window, CountWindow) or not takes_back:
+        emission = self.emission
+        early = emission.mode != "final" and emission.early is not None
+        if (
+            not isinstance(window, CountWindow)
+            or not early
+            or emission.mode == "discard"
+            or emission.once
+        ):
             return ""
         return (
-            f'{window} with emit("retract"): the time of an open window moves with its events, so a row '
+            f'{window} with emit("{emission.mode}"): the time of an open window moves with its events, so a row '
             'that is taken back would be late. Emit "final" or "discard" there.'
         )
 

@@ -61,4 +61,4 @@ def timed_changes(shape: StreamShape, what: str) -> StreamShape:
             f'{what} comes after rows that may be taken back, and some are read with late="side": a row that is late '
             'there may take back one that has come out. Read them with late="drop": they are counted.'
         )
-    return shape.as_changes(what)
+    return shape.as_changes()

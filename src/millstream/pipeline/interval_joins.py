@@ -45,7 +45,7 @@ def build_interval_join(
         )
     for which, shape in (("stream", left), ("other stream", right)):
         _check_input(which, shape)
-    left, right = left.as_changes("join"), right.as_changes("join")
+    left, right = left.as_changes(), right.as_changes()
     signed = "retract" in (left.mode, right.mode)
     lower_us, upper_us = _bounds(within)
     keys = join_keys(on, left, right, "join")

@@ -52,7 +52,7 @@ def build_match(
         raise ConfigError(
             f'match is given {pattern!r}. Give a sequence: ms.sequence("cart", …).followed_by(…).'
         )
-    _check_events(shape)
+    check_events(shape, "match")
     declared = _Declared(shape.columns)
     elements = declared.elements(pattern.elements)
     nfa = build_nfa(elements)
@@ -80,10 +80,10 @@ def build_match(
         side_output,
     )
     _ = kernel.compiled  # says what cannot be compiled
-    return kernel, _matched_shape(shape, types, side_output=side_output)
+    return kernel, matched_shape(shape, types, side_output=side_output)
 
 
-def _matched_shape(shape: StreamShape, types: ColumnTypes, *, side_output: bool) -> StreamShape:
+def matched_shape(shape: StreamShape, types: ColumnTypes, *, side_output: bool) -> StreamShape:
     """Return the shape of matches: events that are never taken back, and that nothing is known to identify."""
     return StreamShape(
         columns=types,
@@ -92,12 +92,13 @@ def _matched_shape(shape: StreamShape, types: ColumnTypes, *, side_output: bool)
     )
 
 
-def _check_events(shape: StreamShape) -> None:
+def check_events(shape: StreamShape, what: str) -> None:
+    """Make sure that the rows are events, each of which stands for itself."""
     if shape.is_late:
-        raise ConfigError("match comes after late rows. View them, or send them to a topic.")
+        raise ConfigError(f"{what} comes after late rows. View them, or send them to a topic.")
     if shape.mode == "discard":
         raise ConfigError(
-            'match comes after emit("discard"), whose rows are parts that add up. Emit "final" above.'
+            f'{what} comes after emit("discard"), whose rows are parts that add up. Emit "final" above.'
         )
 
 
@@ -149,14 +150,15 @@ class _Declared:
         for what, condition in self.conditions:
             hidden = hidden_columns(what, [condition], self.columns, self.steps)
             dtype = type_of(condition, {**self.columns, **hidden}, what)
-            _require_one_value(what, condition, {**self.columns, **hidden})
+            require_one_value(what, condition, {**self.columns, **hidden})
             if dtype != pl.Boolean:
                 raise ConfigError(
                     f'{what} is of type {dtype}. Give a condition, such as pl.col("type") == "pay".'
                 )
 
 
-def _require_one_value(what: str, expression: pl.Expr, columns: ColumnTypes) -> None:
+def require_one_value(what: str, expression: pl.Expr, columns: ColumnTypes) -> None:
+    """Make sure that an expression is one column."""
     made = pl.DataFrame(schema=columns).select(expression).width
     if made != 1:
         raise ConfigError(

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from millstream.errors import ConfigError
 from millstream.kernels.column_types import check_column, check_key
 from millstream.kernels.late import LATE_WINDOW_COLUMNS
 from millstream.kernels.trigger import EmitStrategy, LatePolicy, Mode
@@ -53,7 +52,6 @@ class StreamShape:
             both have in common.
         takes_back: Whether rows may be taken back without another in their place, also where rows replace
             one another.
-        only_replaces: Why the window above cannot emit changes, and what to do; empty if it can.
         may_fail: Whether a step since the window above may fail on a row, where rows replace one another.
         no_windows: Why no window may follow, and what to do; empty if one may.
         names: The names that the app's steps have so far.
@@ -77,7 +75,6 @@ class StreamShape:
     row_keys: tuple[tuple[str, ...], ...] = ()
     stable: tuple[str, ...] = ()
     takes_back: bool = False
-    only_replaces: str = ""
     may_fail: bool = False
     no_windows: str = ""
     names: StepNames = field(default_factory=StepNames, repr=False, compare=False)
@@ -104,22 +101,12 @@ class StreamShape:
         """Whether rows may be taken back by rows with ``_diff`` -1."""
         return self.mode == "retract" and not self.append_only
 
-    def as_changes(self, operator: str) -> StreamShape:
+    def as_changes(self) -> StreamShape:
         """Return the shape for an operator that must be told which rows no longer hold.
 
         Where a row replaces another, the window above then emits both, as with ``"retract"``.
-
-        Raises:
-            ConfigError: it cannot.
         """
-        if self.mode != "update":
-            return self
-        if self.only_replaces:
-            raise ConfigError(
-                f"{operator} comes after rows that replace one another, and must be told which no longer "
-                f"hold. {self.only_replaces}"
-            )
-        return replace(self, mode="retract")
+        return replace(self, mode="retract") if self.mode == "update" else self
 
 
 def windowed_shape(
@@ -131,7 +118,6 @@ def windowed_shape(
     *,
     row_keys: tuple[tuple[str, ...], ...] = (),
     stable: tuple[str, ...] = (),
-    only_replaces: str = "",
     no_windows: str = "",
 ) -> StreamShape:
     """Return the shape of what windows over a stream emit."""
@@ -152,7 +138,6 @@ def windowed_shape(
         row_keys=() if mode == "discard" else row_keys,
         stable=stable if changes else (),
         takes_back=changes and shape.mode == "retract",
-        only_replaces=only_replaces,
         may_fail=False,
         no_windows=no_windows,
     )

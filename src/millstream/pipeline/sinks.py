@@ -89,7 +89,7 @@ class SinkBuilder:
         its key, so it can be deleted, if the window above says which it was.
         """
         shape = self.shape
-        if shape.mode != "update" or not shape.may_fail or shape.only_replaces:
+        if shape.mode != "update" or not shape.may_fail:
             return False
         return any(set(one) <= set(key) for one in shape.row_keys)
 

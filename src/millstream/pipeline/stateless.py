@@ -190,13 +190,9 @@ def _polars_type(column: str, dtype: Any) -> pl.DataType:
 
 
 def shape_after(step: Step, shape: StreamShape, columns: ColumnTypes) -> StreamShape:
-    """Return the shape of the rows behind a step that makes these columns.
-
-    Raises:
-        ConfigError: the step must be told which rows no longer hold, and the window above cannot do that.
-    """
-    if (operator := _changing_rows(step)) is not None:
-        shape = shape.as_changes(operator)
+    """Return the shape of the rows behind a step that makes these columns."""
+    if _changes_rows(step):
+        shape = shape.as_changes()
     keys = (row_key_after(step, key) for key in shape.row_keys)
     primary_key = row_key_after(step, shape.primary_key)
     return dataclasses.replace(
@@ -210,14 +206,11 @@ def shape_after(step: Step, shape: StreamShape, columns: ColumnTypes) -> StreamS
     )
 
 
-def _changing_rows(step: Step) -> str | None:
-    """Return the operator of a step that may give no row for a row, or several; None of another step."""
+def _changes_rows(step: Step) -> bool:
+    """Return whether a step may give no row for a row, or several."""
     if isinstance(step, MapFrames):
-        return None if step.rows == "same" else 'map_frames with rows="any"'
-    return next((name for kind, name in _DROPPING.items() if isinstance(step, kind)), None)
-
-
-_DROPPING = {Filter: "filter", Explode: "explode", AssignBranch: "split"}
+        return step.rows != "same"
+    return isinstance(step, (Filter, Explode, AssignBranch))
 
 
 def _stable_after(step: Step, stable: tuple[str, ...]) -> tuple[str, ...]:
@@ -256,7 +249,7 @@ def union_of(shapes: Sequence[StreamShape]) -> StreamShape:
                 f"union takes streams with the same columns and types. Stream {number} differs "
                 f"from the first: {'; '.join(differences)}. Make them equal, with select or rename."
             )
-    shapes = [shape.as_changes("union") for shape in shapes]
+    shapes = [shape.as_changes() for shape in shapes]
     modes = {shape.mode for shape in shapes}
     if "discard" in modes and len(modes) > 1:
         raise ConfigError(

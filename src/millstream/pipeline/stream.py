@@ -194,7 +194,7 @@ class Stream(EventCollection):
                 '"retract" there.'
             )
         choose("table's keep", keep, get_args(RowsKept))
-        shape = self.shape.as_changes("table")
+        shape = self.shape.as_changes()
         if keep == "all":
             check_all_kept(key, deleted, ttl, unbounded=unbounded)
             only_added = shape.mode in (None, "final")
@@ -232,7 +232,7 @@ class Stream(EventCollection):
         :meth:`Grouped.agg`. The state has a row for each group, and never forgets one: for
         groups without end, such as sessions or minutes, use windows.
         """
-        changes = replace(self, shape=self.shape.as_changes("group_by"))
+        changes = replace(self, shape=self.shape.as_changes())
         return Grouped(changes, group_columns(changes.shape, columns), name)
 
     def top(
@@ -255,7 +255,7 @@ class Stream(EventCollection):
         window and its ``by`` columns, as long as no step left these out. The one row of a group, ``top(1, …)``, is
         identified by ``per``. Else nothing is known to identify an event: make a table first, with ``table(key=)``.
         """
-        shape = self.shape.as_changes("top")
+        shape = self.shape.as_changes()
         kernel, shape = build_top(shape, n, by=by, per=per, ties=ties, rank=rank, name=name)
         return Table(self.app, OperatorNode((self.node,), kernel), shape)
 
@@ -392,7 +392,7 @@ class Stream(EventCollection):
         if self.shape.no_windows:
             raise ConfigError(f"window comes after {self.shape.no_windows}")
         columns = self.shape.key if by is None else self.shape.key_columns(by, "window's by")
-        stream = replace(self, shape=self.shape.as_changes("window"))
+        stream = replace(self, shape=self.shape.as_changes())
         return Windowed(stream, window, columns, name)
 
     # ── Spark ───────────────────────────────────────────────────────────────────────────────

@@ -204,5 +204,4 @@ def table_shape(
         row_keys=(),
         stable=(),
         takes_back=False,
-        only_replaces="",
     )

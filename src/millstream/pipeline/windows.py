@@ -245,9 +245,10 @@ def count_window(
 
     ``emit("update")``, ``"discard"`` and ``"retract"`` also show windows that are not full yet: with every batch
     that adds to them, or as ``early`` says. The event that fills a window gives the on-time row, and no early
-    one besides. There are no late rows. With a timeout, ``"final"`` and ``"update"`` by batch are offered. The
-    time of an open window moves with its events: what ``"retract"`` takes back has the time that it had, so such
-    rows go to views, topics and tables (``group_by``, ``top``), and no window may follow.
+    one besides. There are no late rows. With a timeout, ``"final"``, and ``"update"`` and ``"retract"`` by batch, are
+    offered. The time of an open window moves with its events: what is taken back has the time that it had, so rows
+    of windows that are not full go through steps (``filter``) to views, topics and tables (``group_by``, ``top``), and
+    nothing that goes by event time may follow.
 
     Over rows that take others back (of ``emit("retract")`` above) windows are made of the rows that are left, in
     the order of their times, and of equal times in one that follows from their values: in the order of arrival, one

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeAlias
 
 from millstream.capture.apply.applied_table import AppliedTable, Row
 from millstream.capture.apply.change_stream import SourceTransaction
@@ -36,3 +36,7 @@ class ComparedSource(Protocol):
 
     def close(self) -> None:
         """Let go of the snapshot."""
+
+
+TakeSnapshot: TypeAlias = Callable[[Sequence[tuple[str, str]]], ComparedSource]
+"""Takes a snapshot of a source, in which at least these tables are at its position: their databases and names."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 from urllib.parse import urlsplit
 
-from millstream.capture.apply.compared_source import ComparedSource
+from millstream.capture.apply.compared_source import TakeSnapshot
 from millstream.capture.apply.targets import folder_of
 from millstream.capture.mysql.address import MARIADB_SCHEMES, mariadb_address
 from millstream.capture.sources import PASSWORD_VARIABLE, POSTGRES_SCHEMES, source_of
@@ -18,7 +18,7 @@ from millstream.errors import ConfigError
 
 def compared_source_of(
     url: str, wanted: TablePatterns, environment: Mapping[str, str] = os.environ
-) -> Callable[[], ComparedSource]:
+) -> TakeSnapshot:
     """Return what takes a snapshot of the database of a URL.
 
     Raises:
@@ -31,26 +31,24 @@ def compared_source_of(
     if scheme == "sqlite":
         path = folder_of(url)
         sqlite = import_module("millstream.capture.apply.compared_sqlite")
-        return lambda: sqlite.ComparedSqlite(path, wanted)
+        return lambda _: sqlite.ComparedSqlite(path, wanted)
     if scheme in POSTGRES_SCHEMES:
         # The same checks, and the same errors, as for a capture of it.
         found = source_of(url, ("*",), "reconcile", environment)
-        address = found.source.address  # type: ignore[attr-defined]
+        postgres_address = found.source.address  # type: ignore[attr-defined]
         postgres = import_module("millstream.capture.apply.compared_postgres")
-        return lambda: postgres.ComparedPostgres(address, wanted)
-    if scheme == "mysql":
-        raise ConfigError(
-            "copies of MySQL are not compared yet: a snapshot of all tables at one place would lock them. Compare tables by "
-            "hand, or have the capture read a table again (--resnapshot)."
-        )
+        return lambda _: postgres.ComparedPostgres(postgres_address, wanted)
     if scheme in MARIADB_SCHEMES:
         source_of(url, ("*",), "reconcile", environment)
         given = mariadb_address(url)
         password = given.password or environment.get(PASSWORD_VARIABLE) or ""
-        mariadb = import_module("millstream.capture.apply.compared_mariadb")
-        return lambda: mariadb.ComparedMariaDb(replace(given, password=password))
+        address = replace(given, password=password)
+        mysql = import_module("millstream.capture.apply.compared_mysql")
+        if scheme == "mysql":
+            return lambda tables: mysql.ComparedMySql(address, tables)
+        return lambda _: mysql.ComparedMariaDb(address)
     shown = f"{scheme}://…" if scheme else "one without a scheme"
     raise ConfigError(
         f"the source has a URL whose tables cannot be compared: {shown}. Give postgresql://user@host:5432/database, "
-        f"mariadb://user@host:3306/database or sqlite:///path/to/file; a password may be in {PASSWORD_VARIABLE}."
+        f"mariadb://user@host:3306/database, mysql://user@host:3306/database or sqlite:///path/to/file; a password may be in {PASSWORD_VARIABLE}."
     )

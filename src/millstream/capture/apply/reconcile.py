@@ -27,7 +27,7 @@ from millstream.capture.apply.applied_table import AppliedTable, Row, RowBatch
 from millstream.capture.apply.batch_writer import comparable_key, key_hash
 from millstream.capture.apply.captured_types import comparable
 from millstream.capture.apply.change_stream import SourceTransaction
-from millstream.capture.apply.compared_source import ComparedSource
+from millstream.capture.apply.compared_source import ComparedSource, TakeSnapshot
 from millstream.capture.apply.run import Apply, ApplySession
 from millstream.capture.apply.run import apply as apply_of
 from millstream.capture.envelope import CaptureTopics, to_json
@@ -84,7 +84,7 @@ class Reconciler:
     """Compares a target with its source: made by :func:`reconcile`."""
 
     applying: Apply
-    source: Callable[[], ComparedSource]
+    source: TakeSnapshot
     monotonic_s: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     rows_in_memory: int = ROWS_IN_MEMORY
@@ -111,12 +111,11 @@ class Reconciler:
             self._take_snapshot(session)
             try:
                 found = []
-                for table in session.stream.versions.current():
-                    if self.applying.wanted(table.database, table.table):
-                        there = session.there(table)
-                        comparer = _TableComparer(self, session, self._source, there)
-                        found.append(comparer.compare(repair=repair))
-                        on_table(found[-1])
+                for table in self._tables(session):
+                    there = session.there(table)
+                    comparer = _TableComparer(self, session, self._source, there)
+                    found.append(comparer.compare(repair=repair))
+                    on_table(found[-1])
                 return Reconciliation(self._source.position, tuple(found), repair)
             finally:
                 self._source.close()
@@ -139,6 +138,14 @@ class Reconciler:
             f"as it was given to `millstream apply`; or make a copy there first: millstream apply {self.applying.name} …"
         )
 
+    def _tables(self, session: ApplySession) -> list[AppliedTable]:
+        """Return the tables that are compared, as they are where the target is."""
+        known = session.stream.versions.current()
+        return [one for one in known if self.applying.wanted(one.database, one.table)]
+
+    def _names(self, session: ApplySession) -> list[tuple[str, str]]:
+        return [(one.database, one.table) for one in self._tables(session)]
+
     def _is_in_snapshot(self, transaction: SourceTransaction) -> bool:
         return not self._source.is_after(transaction)
 
@@ -146,11 +153,13 @@ class Reconciler:
         """Take a snapshot, and apply all that is in it, and nothing else."""
         given_up_s: float | None = None
         while True:
-            self._source = self.source()
+            names = self._names(session)
+            self._source = self.source(names)
             try:
                 given_up_s = given_up_s or self.monotonic_s() + self._source.wait_s
                 last = self._apply_up_to(session, given_up_s)
-                if self._source.is_at(last):
+                # A table that was made meanwhile may not be at the snapshot's position.
+                if self._source.is_at(last) and self._names(session) == names:
                     return
             except BaseException:
                 self._source.close()

@@ -67,16 +67,25 @@ def refuse_faults(faults: list[PreflightFault], server: str) -> None:
         raise ConfigError(f"{server} cannot be captured as it is:\n{listed}")
 
 
+def scheme_faults(session: MariaDbSession) -> list[PreflightFault]:
+    """Return that a server is not what its URL says."""
+    scheme = "mysql" if session.is_mysql else "mariadb"
+    if session.address.scheme == scheme:
+        return []
+    server = f"{_KINDS[scheme].title} {session.version}"
+    what = f"the server is {server}, and the URL begins with {session.address.scheme}://"
+    return [PreflightFault(what, f"give {scheme}://…")]
+
+
 def server_faults(session: MariaDbSession) -> list[PreflightFault]:
     """Return what is wrong with the server's settings or the user's privileges."""
-    version, scheme = session.version, "mysql" if session.is_mysql else "mariadb"
-    kind = _KINDS[scheme]
-    if session.address.scheme != scheme:
-        what = f"the server is {kind.title} {version}, and the URL begins with {session.address.scheme}://"
-        return [PreflightFault(what, f"give {scheme}://…")]
+    faults = scheme_faults(session)
+    if faults:
+        return faults
+    kind = _KINDS[session.address.scheme]
     if session.release < kind.oldest:
         oldest = ".".join(map(str, kind.oldest))
-        what = f"the server is {kind.title} {version}"
+        what = f"the server is {kind.title} {session.version}"
         return [PreflightFault(what, f"upgrade it to {oldest} or later")]
     faults = [*_log_faults(session, kind.section), *_replica_faults(session)]
     faults += _name_faults(session, kind.section)
@@ -163,7 +172,7 @@ def _user(session: MariaDbSession) -> str:
 _DATABASE_GRANT = re.compile(r"GRANT (.*?) ON (?:\*|`((?:[^`]|``)*)`)\.\* TO ", re.DOTALL)
 
 
-def _lock_faults(session: MariaDbSession, database: str) -> Iterator[PreflightFault]:
+def lock_faults(session: MariaDbSession, database: str) -> Iterator[PreflightFault]:
     """Yield that a snapshot of MySQL cannot be tied to the log: privileges on a database are for names with % and _."""
     for grant in _grants(session):
         found = _DATABASE_GRANT.match(grant)
@@ -200,7 +209,7 @@ def table_faults(session: MariaDbSession, database: str, table: str) -> list[Pre
     if not schema.columns:
         return []
     return [
-        *(_lock_faults(session, database) if session.is_mysql else ()),
+        *(lock_faults(session, database) if session.is_mysql else ()),
         *(_index_faults(session, schema) if session.is_mysql else ()),
         *_kind_faults(session, schema),
         *_column_faults(schema),

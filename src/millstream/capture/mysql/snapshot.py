@@ -15,9 +15,9 @@ chunk is read again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from millstream.capture.mysql.session import (
     LOCK_WAIT_TIMEOUT,
@@ -30,6 +30,7 @@ from millstream.capture.mysql.snapshot_rows import snapshot_block
 from millstream.capture.mysql.table_schema import TableSchema, read_schema
 from millstream.capture.units import RowBlock, TableChange
 
+T = TypeVar("T")
 LOCKED_S_MAX = 5  # of MySQL: after which the server takes a lock back that is held for no statement
 _BLOCK_ROWS_MAX = 2000  # as of row events: what is in memory once more, as JSON
 
@@ -87,12 +88,25 @@ class SnapshotChunk:
                 yield TableChange(schema.database, schema.table, "r", schema.key, None, row)
 
 
-def current_position(session: MariaDbSession) -> BinlogPosition:
+class BinlogEnd(NamedTuple):
+    """Where the binary log ends; of MySQL with the GTIDs that were executed a moment before, as text."""
+
+    position: BinlogPosition
+    gtids: str
+
+
+def current_end(session: MariaDbSession) -> BinlogEnd:
     """Return where the binary log ends now."""
     renamed = session.is_mysql and session.release >= (8, 2)
     status = "BINARY LOG" if renamed else "MASTER"
-    file, position = session.rows(f"SHOW {status} STATUS")[0][:2]
-    return BinlogPosition.of(file, int(position))
+    file, position, *_, last = session.rows(f"SHOW {status} STATUS")[0]
+    gtids = str(last) if session.is_mysql else ""
+    return BinlogEnd(BinlogPosition.of(file, int(position)), gtids)
+
+
+def current_position(session: MariaDbSession) -> BinlogPosition:
+    """Return the same without the GTIDs."""
+    return current_end(session).position
 
 
 def prepared_transactions(session: MariaDbSession) -> set[tuple[Any, ...]]:
@@ -123,7 +137,7 @@ def begin_snapshot(session: MariaDbSession, tables: Sequence[tuple[str, str]]) -
         TableInUseError: of MySQL: a transaction that has written one of the tables does not end.
     """
     if session.is_mysql:
-        return _begin_locked(session, [TableSchema(*name, (), ()).quoted for name in tables])
+        return begin_locked(session, tables, current_position)
     session.rows("START TRANSACTION WITH CONSISTENT SNAPSHOT")
     status = dict(session.rows("SHOW STATUS LIKE 'binlog_snapshot_%'"))
     return BinlogPosition.of(
@@ -131,16 +145,27 @@ def begin_snapshot(session: MariaDbSession, tables: Sequence[tuple[str, str]]) -
     )
 
 
-def _begin_locked(session: MariaDbSession, tables: list[str]) -> BinlogPosition:
+def begin_locked(
+    session: MariaDbSession, names: Sequence[tuple[str, str]], ask: Callable[[MariaDbSession], T]
+) -> T:
+    """Begin a transaction with a snapshot of tables of MySQL; return what the server says to ``ask`` in that moment.
+
+    No transaction that has written one of the tables is under way then.
+
+    Raises:
+        TableInUseError: such a one does not end.
+    """
+    tables = [TableSchema(*name, (), ()).quoted for name in names]
     second = session.second
     # A capture that stands still, or whose network is cut, unlocks nothing: the server ends a session that is silent.
     second.rows(f"SET SESSION wait_timeout = {LOCKED_S_MAX}")
     try:
-        _lock(second, tables)
+        if tables:
+            _lock(second, tables)
         session.rows("START TRANSACTION WITH CONSISTENT SNAPSHOT")
         for table in tables:  # from here on an ALTER waits
             session.rows(f"SELECT 1 FROM {table} LIMIT 0")  # noqa: S608 - quoted
-        return current_position(session)
+        return ask(session)
     finally:  # an error if the lock was lost meanwhile: then the place is not known to be the snapshot's
         second.rows("UNLOCK TABLES")
         second.rows(f"SET SESSION wait_timeout = {WAIT_TIMEOUT_S}")

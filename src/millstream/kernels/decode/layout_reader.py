@@ -15,16 +15,22 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
+from millstream.kernels import jit
 from millstream.kernels.decode.fields import Mask, Positions
 from millstream.kernels.decode.json_layout import Kind, Layout, layout_of
+from millstream.kernels.decode.layout_scanner import LayoutScanner
 from millstream.kernels.decode.text_spans import Block, Spans, Text
 
 Quotes = np.ndarray[tuple[int, int], np.dtype[np.int64]]  # of each object, where they are
 
 _WORTHWHILE = 1024  # objects: for fewer, a parser is as quick
 _SAMPLE = 256
+# In a process. With numpy, this many take longer by about as much as loading numba does.
+COMPILED_OBJECTS_MIN = 1_000_000
 _CHUNK_BYTES = 1 << 21  # what is made of it should stay in a core's cache
 _QUOTE, _ESCAPE, _SPACE = b'"\\ '
+
+_seen = 0  # objects, by this process
 
 _READERS: dict[pa.DataType, tuple[Kind, Callable[[Spans], tuple[pa.Array, Mask]]]] = {
     pa.string(): ("text", Spans.strings),
@@ -52,8 +58,16 @@ def read_alike(objects: pa.Array, schema: pa.Schema) -> tuple[pa.Table, Mask] | 
     reader = LayoutReader(layout, schema)
     if not reader.can_read:
         return None
-    _, read = reader.read(objects[:_SAMPLE])
-    return reader.read(objects) if read.sum() * 2 > len(read) else None
+    read_objects = LayoutScanner(layout, schema).read if _compiles(objects) else reader.read
+    _, read = read_objects(objects[:_SAMPLE])
+    return read_objects(objects) if read.sum() * 2 > len(read) else None
+
+
+def _compiles(objects: pa.Array) -> bool:
+    """Return whether the compiled scanner reads these objects: once so many were read as would have paid for it."""
+    global _seen  # noqa: PLW0603 - what is loaded is the process's, too
+    _seen += len(objects)
+    return _seen >= COMPILED_OBJECTS_MIN and jit.is_available()
 
 
 def _are_utf8(objects: pa.Array) -> bool:

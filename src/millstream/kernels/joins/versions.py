@@ -19,7 +19,7 @@ from millstream.kernels.state.hash_order import last_of_key, sort_by_hash, sorte
 from millstream.kernels.state.keyhash import Hashes
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.row_digest import digest_rows
-from millstream.kernels.state.sorted_runs import EACH_ROW, SortedRuns
+from millstream.kernels.state.sorted_runs import EACH_ROW, Owned, SortedRuns
 
 TIE = "__tie"  # Int64: orders versions of one time: the place in the log, or a digest of the row
 VALID_FROM = "__valid_from"  # Int64: from which time of a row to be matched on the version counts
@@ -43,7 +43,8 @@ class Versions:
     """The versions of keys, with ``__time``, a tie, ``__valid_from``, ``__deleted`` and fixed columns.
 
     ``keeps_deletions``: an older version may yet come, which a deletion must go on hiding. ``left`` counts
-    the versions that have left the state.
+    the versions that have left the state. ``owned`` says which are in a share of a run, where buckets are not chosen by
+    the ``__hash`` of the versions.
     """
 
     state: OperatorState
@@ -51,19 +52,21 @@ class Versions:
     keys: tuple[str, ...]
     keeps_deletions: bool = False
     left: int = 0
+    owned: Owned | None = None
 
     @property
     def runs(self) -> SortedRuns:
-        return self.state.runs(self.family, EACH_ROW)
+        return self.state.runs(self.family, EACH_ROW, owned=self.owned)
 
-    def look_up(self, hashes: Hashes) -> pl.DataFrame | None:
+    def look_up(self, hashes: Hashes, columns: Sequence[str] | None = None) -> pl.DataFrame | None:
         """Return the versions with these hashes, those no longer needed among them; None: there are none.
 
-        Versions of other keys with the same hash come along: compare the keys.
+        Versions of other keys with the same hash come along: compare the keys. ``columns`` are those that are wanted,
+        with those that ``owned`` looks at; by default all.
         """
         if not len(hashes):
             return None
-        return concat_present(list(self.runs.look_up(_SLOT, sorted_distinct(hashes))))
+        return concat_present(list(self.runs.look_up(_SLOT, sorted_distinct(hashes), columns)))
 
     def add(self, versions: pl.DataFrame, horizon: Horizon) -> int:
         """Add versions (with ``__hash``), and return how many of them are kept."""

@@ -1,4 +1,4 @@
-"""The matcher compiled, where numba is installed and it pays.
+"""The matchers compiled, where numba is installed and it pays.
 
 Compiling takes some 15 seconds the first time on a machine, and loading what was compiled before about one. So what is
 small runs in Python, with the same result: the functions are the same.
@@ -6,22 +6,14 @@ small runs in Python, with the same result: the functions are the same.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
-from types import FunctionType
-from typing import Any
-
 import numpy as np
 
-from millstream.kernels.patterns import matcher, programs
+from millstream.kernels import jit
+from millstream.kernels.patterns import matcher, programs, row_matcher
+from millstream.kernels.patterns.row_tables import PatternRows, RowTables, RowWork
 from millstream.kernels.patterns.tables import MatcherRows, Tables, Work
 
 COMPILED_ROWS_MIN = 50_000  # of one batch and bucket; in Python they take as long as loading
-
-_loading = threading.Lock()
 
 
 def match_keys(
@@ -31,36 +23,18 @@ def match_keys(
     until_us: int,
 ) -> None:
     """Run :func:`millstream.kernels.patterns.matcher.match_keys`, compiled if there are so many rows."""
-    if len(rows.time_us) >= COMPILED_ROWS_MIN and is_available():
-        compiled_match_keys()(tables, rows, work, until_us)
+    if len(rows.time_us) >= COMPILED_ROWS_MIN and jit.is_available():
+        jit.compiled(matcher.match_keys, programs, matcher)(tables, rows, work, until_us)
         return
     with np.errstate(over="ignore", invalid="ignore"):  # whole numbers go round, as in polars
         matcher.match_keys(tables, rows, work, until_us)
 
 
-@cache
-def is_available() -> bool:
-    """Return whether numba is installed."""
-    return find_spec("numba") is not None
-
-
-def compiled_match_keys() -> Callable[..., None]:
-    """Return the compiled function; it is compiled when it is first called."""
-    with _loading:
-        return _compiled()
-
-
-@cache
-def _compiled() -> Callable[..., None]:
-    numba: Any = import_module("numba")
-    extending: Any = import_module("numba.extending")
-    for module in (programs, matcher):
-        for function in vars(module).values():
-            if isinstance(function, FunctionType) and function.__module__ == module.__name__:
-                extending.register_jitable(function)
-    compiled: Callable[..., None]
-    try:
-        compiled = numba.njit(cache=True)(matcher.match_keys)
-    except RuntimeError:  # no folder to keep it in can be written to: each process compiles it
-        compiled = numba.njit(matcher.match_keys)
-    return compiled
+def match_row_patterns(tables: RowTables, rows: PatternRows, work: RowWork, until_us: int) -> None:
+    """Run :func:`millstream.kernels.patterns.row_matcher.match_row_patterns` likewise."""
+    if len(rows.time_us) >= COMPILED_ROWS_MIN and jit.is_available():
+        function = jit.compiled(row_matcher.match_row_patterns, programs, matcher, row_matcher)
+        function(tables, rows, work, until_us)
+        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        row_matcher.match_row_patterns(tables, rows, work, until_us)

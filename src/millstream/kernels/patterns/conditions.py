@@ -29,6 +29,7 @@ from millstream.kernels.patterns import tables
 Aggregate = Literal["first", "last", "sum", "mean", "min", "max", "count", "list"]
 AGGREGATES: tuple[str, ...] = get_args(Aggregate)
 _PREFIX = "__matched:"
+MATCHED_PREFIX = "__matched"  # of all names that stand for something of matched rows
 
 Kind = Literal["whole", "float", "truth", "text", "time"]
 _WIDE = {"Int128", "UInt64", "UInt128"}
@@ -93,7 +94,7 @@ def matched_in(expressions: Iterable[pl.Expr]) -> dict[str, Matched]:
 
 def uses_matched(expression: pl.Expr) -> bool:
     """Return whether an expression looks at matched rows."""
-    return any(name.startswith(_PREFIX) for name in expression.meta.root_names())
+    return any(name.startswith(MATCHED_PREFIX) for name in expression.meta.root_names())
 
 
 @dataclass(frozen=True)
@@ -147,12 +148,24 @@ class CompiledConditions:
         for part in _conjuncts(condition.meta.undo_aliases()):
             (others if uses_matched(part) else alone).append(part)
         self.gates.append(reduce(operator.and_, alone) if alone else None)
-        program = _Program(self, what)
+        program = self.program(what)
         for number, part in enumerate(others):
             program.emit(part)
             if number:
                 program.code.append((m.AND, 0))
         self.programs.append(program.code)
+
+    def program(self, what: str) -> ConditionProgram:
+        """Return a program without operations."""
+        return ConditionProgram(self, what)
+
+    def types_of_matched(self, expression: pl.Expr) -> dict[str, pl.DataType]:
+        """Return the types of what an expression uses of matched rows."""
+        return {name: one.dtype(self.columns) for name, one in matched_in([expression]).items()}
+
+    def shown(self, expression: pl.Expr) -> str:
+        """Return an expression as a text for an error."""
+        return str(expression).replace(_PREFIX, "matched:")
 
     def value(self, expression: pl.Expr, kind: Kind) -> int:
         """Return the number of a row's value."""
@@ -242,7 +255,7 @@ _AGGREGATES = {
 
 
 @dataclass
-class _Program:
+class ConditionProgram:
     """The program of one condition while it is made."""
 
     conditions: CompiledConditions
@@ -254,9 +267,7 @@ class _Program:
         if not uses_matched(expression):
             return self._row(expression)
         if expression.meta.is_column():
-            found = Matched.of(expression.meta.output_name())
-            assert found is not None
-            return self._matched(found)
+            return self.load_matched(expression.meta.output_name())
         inputs = _inputs(expression)
         if len(inputs) == 2:
             for build, word in _BINARY:
@@ -266,15 +277,21 @@ class _Program:
             for make, word in _UNARY:
                 if _is_built(expression, make, inputs):
                     return self._unary(word, inputs[0], expression)
-        raise self._refused(expression, "")
+        raise self.refused(expression, "")
 
     def _row(self, expression: pl.Expr) -> Kind:
-        kind = self._kind(expression)
+        kind = self.kind(expression)
         number = self.conditions.value(expression, kind)
         self.code.append((m.ROW_F if kind == "float" else m.ROW_I, number))
         return kind
 
-    def _matched(self, matched: Matched) -> Kind:
+    def load_matched(self, name: str) -> Kind:
+        """Load what a reserved name stands for; return what it is."""
+        matched = Matched.of(name)
+        assert matched is not None
+        return self._aggregate(matched)
+
+    def _aggregate(self, matched: Matched) -> Kind:
         """Load an aggregate; a mean is a total divided by the number of values."""
         state = self.conditions.states[matched.step]
         if matched.aggregate == "count":
@@ -282,19 +299,19 @@ class _Program:
             return "whole"
         column = pl.col(matched.name)  # reserved names are never patterns
         if matched.aggregate == "list":
-            raise self._refused(column, " A list of values can only be a measure.")
+            raise self.refused(column, " A list of values can only be a measure.")
         assert matched.column is not None
         source = self.conditions.columns[matched.column]
         if kind_of(source) is None:
-            raise self._refused(column, f" {matched.column!r} is a {source}.")
+            raise self.refused(column, f" {matched.column!r} is a {source}.")
         if matched.aggregate == "mean":
-            value = self.conditions.value(_as_float(matched.column), "float")
+            value = self.conditions.value(as_float(matched.column), "float")
             self._load(tables.TOTAL, state, value, is_float=True)
             self._load(tables.VALUES, state, value, is_float=False)
             self.code += [(m.TO_FLOAT, 0), (m.DIV_F, 0)]
             return "float"
-        kind = self._kind(column)
-        value = self.conditions.value(_column(matched.column), kind)
+        kind = self.kind(column)
+        value = self.conditions.value(column_of(matched.column), kind)
         self._load(_AGGREGATES[matched.aggregate], state, value, is_float=kind == "float")
         return kind
 
@@ -326,7 +343,7 @@ class _Program:
         self.code.append((_ARITHMETIC[word][self._as_floats(one, other)], 0))
         if times and self._dtype(inputs[0]) == pl.Date:
             self._days_as(self._dtype(whole))
-        return self._kind(whole)
+        return self.kind(whole)
 
     def _days_as(self, duration: pl.DataType) -> None:
         """Make a duration of a number of days, in its unit."""
@@ -365,25 +382,24 @@ class _Program:
         )
 
     def _dtype(self, expression: pl.Expr) -> pl.DataType:
-        conditions = self.conditions
-        hidden = {
-            name: one.dtype(conditions.columns) for name, one in matched_in([expression]).items()
-        }
-        return pl.DataFrame(schema={**conditions.columns, **hidden}).select(expression).dtypes[0]
+        columns = {**self.conditions.columns, **self.conditions.types_of_matched(expression)}
+        return pl.DataFrame(schema=columns).select(expression).dtypes[0]
 
-    def _kind(self, expression: pl.Expr) -> Kind:
+    def kind(self, expression: pl.Expr) -> Kind:
+        """Return what an expression's values are in a program."""
         dtype = self._dtype(expression)
         kind = kind_of(dtype)
         if kind is None:
-            raise self._refused(expression, f" {expression} is a {dtype}.")
+            raise self.refused(expression, f" {expression} is a {dtype}.")
         return kind
 
     def _require(self, fits: bool, expression: pl.Expr, remedy: str) -> None:  # noqa: FBT001
         if not fits:
-            raise self._refused(expression, remedy)
+            raise self.refused(expression, remedy)
 
-    def _refused(self, expression: pl.Expr, remedy: str) -> ConfigError:
-        shown = str(expression).replace(_PREFIX, "matched:")
+    def refused(self, expression: pl.Expr, remedy: str) -> ConfigError:
+        """Return the error of what cannot be compiled."""
+        shown = self.conditions.shown(expression)
         return ConfigError(
             f"{self.what} has {shown}. With matched rows a condition may calculate (+, -, *, /, abs), compare "
             "(==, !=, <, <=, >, >=), combine (&, |, ~) and ask for nulls; values are numbers, truths, texts and times. Do "
@@ -391,14 +407,15 @@ class _Program:
         )
 
 
-def _column(name: str) -> pl.Expr:
+def column_of(name: str) -> pl.Expr:
     """Return the column of exactly this name: polars takes some names for patterns."""
     is_pattern = name == "*" or (name.startswith("^") and name.endswith("$"))
     return pl.col(f"^{re.escape(name)}$" if is_pattern else name)
 
 
-def _as_float(column: str) -> pl.Expr:
-    return _column(column).cast(pl.Float64)
+def as_float(column: str) -> pl.Expr:
+    """Return a column as floats."""
+    return column_of(column).cast(pl.Float64)
 
 
 def _is_built(

@@ -23,6 +23,7 @@ from __future__ import annotations
 import numpy as np
 
 from millstream.kernels.patterns.programs import is_true
+from millstream.kernels.patterns.row_tables import AnyRows, AnyTables, AnyWork
 from millstream.kernels.patterns.tables import (
     ANY,
     BY_ROW,
@@ -294,17 +295,17 @@ def fill_registers(tables: Tables, rows: MatcherRows, work: Work, entry: int) ->
             floating[entry, register] = rows.floating[value, row]
             null[entry, register] = rows.null[value, row]
         elif aggregate != FIRST and not rows.null[value, row]:
-            _fold(tables, rows, work, entry, register, aggregate, value, row)
+            fold_value(tables, rows, work, entry, register, aggregate, value, row)
 
 
 def _is_first(work: Work, parent: int, state: int) -> bool:
     return bool(work.entries[parent, STATE] != state)
 
 
-def _fold(
-    tables: Tables,
-    rows: MatcherRows,
-    work: Work,
+def fold_value(
+    tables: AnyTables,
+    rows: AnyRows,
+    work: AnyWork,
     entry: int,
     register: int,
     aggregate: int,
@@ -323,6 +324,7 @@ def _fold(
         floating[entry, register] = rows.floating[value, row]
         null[entry, register] = 0
     elif aggregate == TOTAL:
+        whole[entry, register] += rows.whole[value, row]
         floating[entry, register] += rows.floating[value, row]
     elif tables.aggregate_float[register]:
         was, now = floating[entry, register], rows.floating[value, row]

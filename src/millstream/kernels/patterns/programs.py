@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from millstream.kernels.patterns.tables import MatcherRows, Tables, Work
+from millstream.kernels.patterns.row_tables import AnyRows, AnyTables, AnyWork
 
 # Operations of conditions. Numbers are whole (I) or floating (F).
 (
@@ -46,7 +46,7 @@ from millstream.kernels.patterns.tables import MatcherRows, Tables, Work
 
 
 def is_true(
-    tables: Tables, rows: MatcherRows, work: Work, condition: int, entry: int, row: int
+    tables: AnyTables, rows: AnyRows, work: AnyWork, condition: int, entry: int, row: int
 ) -> bool:
     """Return whether a condition holds: null is false."""
     if not rows.gates[condition, row]:
@@ -71,7 +71,7 @@ def is_true(
 
 
 def _load_value(
-    rows: MatcherRows, work: Work, top: int, operation: int, argument: int, entry: int, row: int
+    rows: AnyRows, work: AnyWork, top: int, operation: int, argument: int, entry: int, row: int
 ) -> None:
     if operation <= ROW_F:
         work.stack_whole[top] = rows.whole[argument, row]
@@ -83,7 +83,7 @@ def _load_value(
         work.stack_null[top] = work.null[entry, argument]
 
 
-def _of_one(work: Work, top: int, operation: int) -> None:
+def _of_one(work: AnyWork, top: int, operation: int) -> None:
     whole, floating, null = work.stack_whole, work.stack_float, work.stack_null
     if operation == TO_FLOAT:
         floating[top] = whole[top]
@@ -105,14 +105,14 @@ def _of_one(work: Work, top: int, operation: int) -> None:
         whole[top], null[top] = 1 - null[top], 0
 
 
-def _swap(work: Work, top: int) -> None:
+def _swap(work: AnyWork, top: int) -> None:
     whole, floating, null = work.stack_whole, work.stack_float, work.stack_null
     whole[top], whole[top - 1] = whole[top - 1], whole[top]
     floating[top], floating[top - 1] = floating[top - 1], floating[top]
     null[top], null[top - 1] = null[top - 1], null[top]
 
 
-def _of_two(work: Work, at: int, operation: int) -> None:
+def _of_two(work: AnyWork, at: int, operation: int) -> None:
     """Put the result of two values, at ``at`` and above it, there. What is null makes it null, but for logic."""
     whole, floating, null = work.stack_whole, work.stack_float, work.stack_null
     if operation in (AND, OR):

@@ -45,7 +45,7 @@ from millstream.kernels.changes import (
     with_diff,
     with_weight,
 )
-from millstream.kernels.frames import DIFF, HASH, SPLIT, TIME, WATERMARK_SEEN, WEIGHT
+from millstream.kernels.frames import DIFF, HASH, REPLACED, SPLIT, TIME, WATERMARK_SEEN, WEIGHT
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.sessions.config import SessionConfig
 from millstream.kernels.sessions.spans import END, EXPIRED_END, FROM, PART, START, TILL
@@ -339,17 +339,31 @@ class _SignedBatch:
         return None if parts is None or not parts.height else self._valued(parts, ends)
 
     def _replacing(self, changed: pl.DataFrame) -> pl.DataFrame:
-        """Leave out the retractions of rows that new ones replace, where rows replace others."""
+        """Leave out, or mark, the retractions of rows that new ones replace, where rows replace others."""
         panes = self.step.panes
-        if panes.emission.mode == "retract":
+        marks = panes.emission.marks_replaced
+        if panes.emission.mode == "retract" and not marks:
             return changed
         back = pl.col(WEIGHT) < 0
         key = [*self.keys, *panes.window_key]
         new = changed.filter(~back)
-        gone = changed.filter(back).join(
-            new, on=key, how="anti", nulls_equal=True, maintain_order="left"
-        )
-        return pl.concat([gone, new])
+        is_replaced = {
+            replaced: changed.filter(back).join(
+                new,
+                on=key,
+                how="semi" if replaced else "anti",
+                nulls_equal=True,
+                maintain_order="left",
+            )
+            for replaced in ((False, True) if marks else (False,))
+        }
+        if not marks:
+            return pl.concat([is_replaced[False], new])
+        marked = [
+            rows.with_columns(pl.lit(replaced).alias(REPLACED))
+            for replaced, rows in (*is_replaced.items(), (False, new))
+        ]
+        return pl.concat(marked)
 
     # ── expired sessions, and when to look again ────────────────────────────────────────────
 

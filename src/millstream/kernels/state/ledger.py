@@ -34,6 +34,9 @@ interval joins       rows              in time, and not past their  alone; with 
                                        end                          the others must have had a partner
 as-of joins          rows, versions    in time; counting            due; not needed any more; with
                                                                     their slot, if they are corrected
+stored searches      rows (a copy      in time; counting            due; not needed any more
+                     for each shard),
+                     versions
 patterns             rows              in time; for a partial       due; with the last partial
                                        match                        match that has them
 process functions    rows, keys        in time; with the first      due; when nothing is left of them

@@ -27,7 +27,7 @@ can never be mistaken for another's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, BinaryIO, NamedTuple, Protocol
@@ -245,15 +245,19 @@ class SortedRuns:
             if rows.height:
                 yield rows
 
-    def look_up(self, slot: int, hashes: Hashes) -> Iterator[pl.DataFrame]:
+    def look_up(
+        self, slot: int, hashes: Hashes, columns: Sequence[str] | None = None
+    ) -> Iterator[pl.DataFrame]:
         """Yield, run by run, the rows of a slot whose hash is among ``hashes`` (sorted, distinct).
 
-        Rows of another key with the same hash come along: compare the key columns.
+        Rows of another key with the same hash come along: compare the key columns. ``columns`` are those to be read,
+        with those by which shares are told; by default all.
         Cost: a binary search per hash and run; only the rows found are read.
         """
         for run in self.slots.get(slot, ()):
             table = self.table(run)
             found = _positions(self._sorted_values(table), hashes)
+            table = table if columns is None else table.select(list(columns))
             rows = self._own(run, table.take(pa.array(found))) if len(found) else None
             if rows is not None and rows.height:
                 yield rows

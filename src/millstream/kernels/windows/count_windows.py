@@ -28,7 +28,17 @@ from millstream.durations import format_us
 from millstream.kernels.aggregates.event_order import with_order
 from millstream.kernels.aggregation import event_count
 from millstream.kernels.arrays import Int64s
-from millstream.kernels.frames import HASH, ORDER, ROWS, SPLIT, TIME, UNPLACED, WATERMARK_SEEN
+from millstream.kernels.frames import (
+    DIFF,
+    HASH,
+    ORDER,
+    REPLACED,
+    ROWS,
+    SPLIT,
+    TIME,
+    UNPLACED,
+    WATERMARK_SEEN,
+)
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.keyed_rows import KeyedRows
@@ -49,6 +59,7 @@ SEEN = (
 )
 HEAD = "__head"  # Boolean
 PLACE = "__place"
+_AT = "__at"
 _IN_WINDOW = "__in_window"  # Int64: how many events the key's open window has
 _ROOM = "__room"  # Int64: how many more events the key's window takes
 _IS_OPEN = "__is_open"  # Boolean: whether the key has an open window
@@ -161,7 +172,7 @@ class CountWindowOperator(AggregateOperator):
         )
         ledger.check()
         counts = Counter(held=0 if rows is None else rows.height)
-        return OperatorResult(self._emitted(complete, rest, rows), None, counts)
+        return OperatorResult(self._emitted(known, complete, rest, rows), None, counts)
 
     def _note_timeouts(
         self,
@@ -382,16 +393,46 @@ class CountWindowOperator(AggregateOperator):
 
     # ── rows ────────────────────────────────────────────────────────────────────────────────
 
+    @property
+    def _shows_open(self) -> bool:
+        """Whether windows that are not full have a row, too, from each batch that adds to them."""
+        return self.emission.mode != "final" and self.emission.early is not None
+
     def _emitted(
-        self, complete: pl.DataFrame, rest: pl.DataFrame, rows: pl.DataFrame | None
+        self,
+        known: pl.DataFrame,
+        complete: pl.DataFrame,
+        rest: pl.DataFrame,
+        rows: pl.DataFrame | None,
     ) -> pl.DataFrame | None:
         said = [complete]
-        if self.emission.mode == "update" and self.emission.early is not None and rows is not None:
+        if self._shows_open and rows is not None:
             came = rows.select(HASH, *self.by).unique()
             opened = rest.filter(~pl.col(HEAD))
             said.append(opened.join(came, on=[HASH, *self.by], how="semi", nulls_equal=True))
-        every = pl.concat(said)
-        return self.result_rows(every.sort(NUMBER, HASH)) if every.height else None
+        every = pl.concat(said).sort(NUMBER, HASH)
+        if not every.height:
+            return None
+        changes = self.emission.mode == "retract"
+        return self._changes(known, every) if changes else self.result_rows(every)
+
+    def _changes(self, known: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
+        """Return rows of windows, each behind the retraction of the one that it replaces.
+
+        An open window that is held had its row with the batch that last added to it.
+        """
+        key = [HASH, *self.by, NUMBER]
+        at = windows.select(*key, pl.int_range(pl.len()).alias(_AT))
+        shown = known.filter(~pl.col(HEAD)) if self._shows_open else known.clear()
+        before = shown.join(at, on=key, how="inner", nulls_equal=True, maintain_order="left")
+        said = [
+            self.result_rows(part).with_columns(places, pl.lit(sign, pl.Int8).alias(DIFF))
+            for part, places, sign in ((before, before[_AT], -1), (windows, at[_AT], 1))
+        ]
+        changes = pl.concat(said).sort(_AT, DIFF).drop(_AT)
+        if not self.emission.marks_replaced:
+            return changes
+        return changes.with_columns((pl.col(DIFF) < 0).alias(REPLACED))
 
     def result_rows(self, windows: pl.DataFrame) -> pl.DataFrame:
         """Turn windows into result rows."""

@@ -41,7 +41,7 @@ from millstream.kernels.changes import (
     with_diff,
     with_weight,
 )
-from millstream.kernels.frames import DIFF, HASH, TIME, WATERMARK_SEEN, WEIGHT
+from millstream.kernels.frames import DIFF, HASH, REPLACED, TIME, WATERMARK_SEEN, WEIGHT
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.keyhash import Hashes
@@ -168,6 +168,18 @@ class SlidingPaneOperator(SlidingWindowOperator):
         """Return what is held of these keys in ``[first, last]``, without what was taken back."""
         found = self.known(runs, hashes, first_us, last_us)
         return consolidate(found) if found is not None and self.weighted else found
+
+
+@dataclass(frozen=True)
+class SlidingCorrections(SlidingPaneOperator):
+    """The changes of final rows that are corrected: in place of a :class:`SlidingWindowOperator`, with its state.
+
+    So a late event counts in the on-time row, too, if that has not come when it is read.
+    """
+
+    @property
+    def defers_late(self) -> bool:
+        return False
 
 
 @dataclass
@@ -321,6 +333,8 @@ class _SlidingBatch:
             return rows
         signs = np.tile(np.array([-1, 1], np.int8), len(says))
         signed = rows.hstack([pl.Series(DIFF, np.repeat(signs, counts))])
+        if step.emission.marks_replaced:
+            signed = signed.hstack([_replaced(stages[_TIMES].to_numpy(), says, back)])
         if "pane_last" not in signed.columns or not step.emission.panes:
             return signed
         return signed.with_columns(pl.col("pane_last") & (pl.col(DIFF) > 0))
@@ -436,6 +450,17 @@ class _SlidingBatch:
         )
         values = (stages[_KIND], index, index == 0, last)
         return [v.alias(name) for name, v in zip(PANE_COLUMNS, values, strict=True)]
+
+
+def _replaced(now: Int64s, says: Int64s, back: Int64s) -> pl.Series:
+    """Return which of the rows to emit are retractions that ``"update"`` would leave out: all, or all but one.
+
+    ``now`` is how many times the row of each stage is there; where it is not any more, one retraction says so.
+    """
+    gone = np.minimum(back, now == 0)
+    counts = np.stack([gone, back - gone, says], axis=1).ravel()
+    marks = np.tile(np.array([False, True, False]), len(says))
+    return pl.Series(REPLACED, np.repeat(marks, counts))
 
 
 def _as_they_are(rows: pl.DataFrame) -> pl.DataFrame:

@@ -2,7 +2,7 @@
 
 A record is written with the batch, in its transaction, so it costs no sync of its own and is there exactly
 when the batch is. It cannot have the time of its own commit, so the next batch of the run has it. The last
-:data:`millstream.views.state_store.store.BATCHES_KEPT` records stay.
+:data:`millstream.views.state_store.batch_tables.BATCHES_KEPT` records stay.
 """
 
 from __future__ import annotations

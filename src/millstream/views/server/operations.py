@@ -18,9 +18,9 @@ from millstream.views.commit.committer import DEAD_LETTERS_VIEW
 from millstream.views.query import Query
 from millstream.views.schema import JOB
 from millstream.views.server.behind import JobFacts, findings
+from millstream.views.state_store.batch_tables import BATCHES_KEPT
 from millstream.views.state_store.program import StoredProgram
 from millstream.views.state_store.reader import StateStoreReader
-from millstream.views.state_store.store import BATCHES_KEPT
 from millstream.views.store_location import STATE_STORE_FILE, open_state_store
 
 VERSION_FOLDERS = ("next", "previous")

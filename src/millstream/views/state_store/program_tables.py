@@ -104,14 +104,16 @@ def register_program(
     job: str,
     beginning: RunProgram,
     store: StoreName,
+    *,
+    filled: Mapping[OutputSink, OutputCoverage] | None = None,
 ) -> None:
-    """Store the program of a run that begins, and the coverage of its outputs.
+    """Store the program of a run that begins, and the coverage of its outputs; of some, what they are ``filled`` with.
 
     Raises:
         ConfigError: the program does not fit the stored state.
     """
     check_program(db, app, job, beginning, store)
-    put_program(db, app, job, beginning, {})
+    put_program(db, app, job, beginning, filled or {})
 
 
 def put_program(
@@ -142,6 +144,15 @@ def put_program(
             (app, job, *output, json.dumps(asdict(one), ensure_ascii=False))
             for output, one in outputs.items()
         ],
+    )
+
+
+def put_state(db: Database, app: str, job: str, manifests: Mapping[tuple[int, int], bytes]) -> None:
+    """Replace all manifests of a job."""
+    db.execute("DELETE FROM _state WHERE app = ? AND job = ?", (app, job))
+    db.executemany(
+        "INSERT INTO _state VALUES (?, ?, ?, ?, ?)",
+        [(app, job, stage, bucket, one) for (stage, bucket), one in manifests.items()],
     )
 
 

@@ -154,7 +154,7 @@ class StateStoreReader(ViewReader):
         """Return what the history has of batches: of those from ``since`` on the last ``limit``, in their order.
 
         See :func:`millstream.views.commit.batch_history.batch_record`. Only the last
-        :data:`~millstream.views.state_store.store.BATCHES_KEPT` batches are kept.
+        :data:`~millstream.views.state_store.batch_tables.BATCHES_KEPT` batches are kept.
         """
 
         def batches(db: Database) -> list[str]:
@@ -172,7 +172,7 @@ class StateStoreReader(ViewReader):
     def source_offsets(self, app: str, job: str) -> dict[int, dict[str, Any]]:
         """Return the source offset before each batch, and before the one that comes next, as far as they are kept.
 
-        Those of the last :data:`~millstream.views.state_store.store.BATCHES_KEPT` batches are, and none from before
+        Those of the last :data:`~millstream.views.state_store.batch_tables.BATCHES_KEPT` batches are, and none from before
         the program was put in place.
         """
 

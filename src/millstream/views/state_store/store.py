@@ -27,6 +27,7 @@ from millstream.views.schema import Fence, ViewChange, ViewSchema
 from millstream.views.sink import RunStart
 from millstream.views.staging import StagedChange, Stager
 from millstream.views.state_store import changelog, sqlite_values
+from millstream.views.state_store.batch_tables import add_record, add_source_offsets, put_state
 from millstream.views.state_store.database import Database
 from millstream.views.state_store.program_switch import (
     SWITCHED_BY,
@@ -38,8 +39,8 @@ from millstream.views.state_store.program_switch import (
 )
 from millstream.views.state_store.program_tables import (
     RunProgram,
-    check_program,
     put_program,
+    put_state,
     register_program,
     stored_program,
     update_partitioning,
@@ -60,9 +61,6 @@ T = TypeVar("T")
 
 CHANGES_KEPT = 1_000_000
 """How many changes of each view stay readable, at least."""
-
-BATCHES_KEPT = 10_000
-"""Of how many batches a job's history has a record: about 8 MB."""
 
 _SLICE_ROWS = 131_072  # bounds the memory of a large batch, and the size of one change frame
 
@@ -192,11 +190,11 @@ class StateStore(StateStoreReader):
 
         def register(db: Database) -> None:
             _check_newest(db, start)
-            check_program(db, app, job, beginning, self.store_name)
             fence = Fence(app, job, start.run, int(fence_value(db, "batch_id", app, job) or 0))
             for view in filled:
                 self._replace_view(db, fence, view)
-            put_program(db, app, job, beginning, coverage_of(filled))
+            coverage = coverage_of(filled)
+            register_program(db, app, job, beginning, self.store_name, filled=coverage)
 
         self._write(register)
 
@@ -241,7 +239,7 @@ class StateStore(StateStoreReader):
         def replace(db: Database) -> None:
             self._check_not_replaced(db)
             _check_newest(db, start)
-            _put_state(db, start.app, start.job, state)
+            put_state(db, start.app, start.job, state)
             update_partitioning(db, start.app, start.job, partitioning, self.store_name, was=was)
 
         self._write(replace)
@@ -274,7 +272,7 @@ class StateStore(StateStoreReader):
                     f"Another program of {app} was deployed since this one was compared with what is there. Nothing "
                     "was changed. Deploy again."
                 )
-            _put_state(db, app, job, switch.manifests)
+            put_state(db, app, job, switch.manifests)
             fence = Fence(app, job, start.run, int(fence_value(db, "batch_id", app, job) or 0))
             for view in switch.views:
                 self._replace_view(db, fence, view)
@@ -362,8 +360,8 @@ class StateStore(StateStoreReader):
                 self._apply(db, fence, change)
             self._add_entries(db, fence, ledger, sinks or {}, state or {})
             if record is not None:
-                _add_record(db, fence, record)
-            _add_source_offsets(db, fence, source_offsets or {})
+                add_record(db, fence, record)
+            add_source_offsets(db, fence, source_offsets or {})
             merged = merge_positions(fence_json(db, "position", fence.app, fence.job), position)
             given = (fence.batch_id, number, to_json(merged), to_json(status))
             db.execute(
@@ -552,48 +550,11 @@ class StateStore(StateStoreReader):
         )
 
 
-def _add_record(db: Database, fence: Fence, record: Mapping[str, Any]) -> None:
-    """Add a batch to the history, and remove what is no longer kept."""
-    job = (fence.app, fence.job)
-    db.execute("INSERT INTO _batches VALUES (?, ?, ?, ?)", (*job, fence.batch_id, to_json(record)))
-    db.execute(
-        "DELETE FROM _batches WHERE app = ? AND job = ? AND batch_id <= ?",
-        (*job, fence.batch_id - BATCHES_KEPT),
-    )
-
-
-def _add_source_offsets(
-    db: Database, fence: Fence, offsets: Mapping[int, Mapping[str, Any]]
-) -> None:
-    """Note where the source was before some batches, and forget what is no longer kept."""
-    job = (fence.app, fence.job)
-    db.executemany(
-        "INSERT INTO _source_offsets VALUES (?, ?, ?, ?) ON CONFLICT (app, job, batch_id) "
-        "DO UPDATE SET source_offset = excluded.source_offset",
-        [(*job, batch_id, to_json(offset)) for batch_id, offset in offsets.items()],
-    )
-    db.execute(
-        "DELETE FROM _source_offsets WHERE app = ? AND job = ? AND batch_id <= ?",
-        (*job, fence.batch_id - BATCHES_KEPT),
-    )
-
-
 def _put_description(db: Database, app: str, name: str, value: Any) -> None:
     """Store a description of an app, as JSON."""
     db.execute(
         "INSERT INTO _descriptions VALUES (?, ?, ?) ON CONFLICT (app, name) DO UPDATE SET value = excluded.value",
         (app, name, to_json(value)),
-    )
-
-
-def _put_state(
-    db: Database, app: str, job: str, manifests: Mapping[tuple[int, int], bytes]
-) -> None:
-    """Replace all manifests of a job."""
-    db.execute("DELETE FROM _state WHERE app = ? AND job = ?", (app, job))
-    db.executemany(
-        "INSERT INTO _state VALUES (?, ?, ?, ?, ?)",
-        [(app, job, stage, bucket, one) for (stage, bucket), one in manifests.items()],
     )
 
 

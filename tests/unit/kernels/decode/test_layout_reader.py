@@ -1,6 +1,7 @@
 """Objects read by their layout: what is read is what JSON says, and what is not JSON is not read.
 
-The reference is the standard library's parser, of each object by itself.
+The reference is the standard library's parser, of each object by itself. There are two readers: that of columns, and a
+scanner, which runs compiled. Here it runs as it is, as Python, and once compiled.
 """
 
 import json
@@ -13,11 +14,13 @@ from example_counts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millstream.kernels import jit
 from millstream.kernels.decode import layout_reader
 from millstream.kernels.decode.fields import Field, Scalar
 from millstream.kernels.decode.json_layout import layout_of
 from millstream.kernels.decode.json_values import JsonDecoder
 from millstream.kernels.decode.layout_reader import LayoutReader, read_alike
+from millstream.kernels.decode.layout_scanner import LayoutScanner
 
 TYPES = {
     "n": pa.int64(),
@@ -57,6 +60,18 @@ SPOILERS = [
 def time_text(at: datetime, form: str) -> str:
     text = at.replace(tzinfo=None).isoformat(timespec=form)
     return text + "Z"
+
+
+@pytest.fixture(scope="module", params=["columns", "scanner"])
+def reader(request):
+    """Give the class that reads objects of a layout; the scanner is not compiled."""
+    if request.param == "columns":
+        yield LayoutReader
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jit, "compiled", lambda function, *_: function)
+        patch.setattr(layout_reader, "COMPILED_OBJECTS_MIN", 0)
+        yield LayoutScanner
 
 
 times = st.builds(
@@ -131,22 +146,22 @@ def as_wanted(value: bytes) -> dict:
     return {**{name: found[name] for name in ("n", "s", "b")}, "x": float(found["x"]), "t": at}
 
 
-@settings(max_examples=some(400))
-@given(objects(), st.sampled_from([1, 200, 1 << 21]))
-def test_what_is_read_is_what_the_json_says(values, chunk_bytes):
+@settings(max_examples=some(200))
+@given(values=objects(), chunk_bytes=st.sampled_from([1, 200, 1 << 21]))
+def test_what_is_read_is_what_the_json_says(reader, values, chunk_bytes):
     layout = layout_of(values[0])
     assert layout is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout_reader, "_CHUNK_BYTES", chunk_bytes)
-        table, read = LayoutReader(layout, pa.schema(TYPES)).read(pa.array(values, pa.binary()))
+        table, read = reader(layout, pa.schema(TYPES)).read(pa.array(values, pa.binary()))
     table.validate(full=True)
     expected = [as_wanted(value) for value, was in zip(values, read, strict=True) if was]
     assert table.to_pylist() == [{name: row[name] for name in TYPES} for row in expected]
 
 
 @settings(max_examples=some(200))
-@given(objects())
-def test_a_record_has_the_same_fate_alone_and_among_others_that_are_alike(values):
+@given(values=objects())
+def test_a_record_has_the_same_fate_alone_and_among_others_that_are_alike(reader, values):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout_reader, "_WORTHWHILE", 1)
         together = JsonDecoder(FIELDS).decode(pa.array(values, pa.binary()))
@@ -167,7 +182,7 @@ def common(number: int) -> bytes:
     return COMMON % (number, text, number % 60, number % 1000, b"%.3f" % (number / 7), truth)
 
 
-def test_all_of_many_common_objects_are_read():
+def test_all_of_many_common_objects_are_read(reader):
     values = [common(number) for number in range(5000)]
     table, read = read_alike(pa.array(values, pa.binary()), pa.schema(TYPES))
     assert read.all()
@@ -178,7 +193,7 @@ def test_all_of_many_common_objects_are_read():
     )
 
 
-def test_objects_of_another_layout_are_left():
+def test_objects_of_another_layout_are_left(reader):
     other = [b'{"t":"2026-01-31T12:00:00Z","n":1,"s":"","x":0,"b":true}'] * 700
     values = [common(number) for number in range(1000)] + other
     _, read = read_alike(pa.array(values, pa.binary()), pa.schema(TYPES))
@@ -186,7 +201,7 @@ def test_objects_of_another_layout_are_left():
     assert not read[1000:].any()
 
 
-def test_a_slice_is_read_as_if_it_were_whole():
+def test_a_slice_is_read_as_if_it_were_whole(reader):
     values = pa.array([common(number) for number in range(5000)], pa.binary())[1700:4000]
     table, read = read_alike(values, pa.schema([("n", pa.int64())]))
     assert read.all()
@@ -237,19 +252,83 @@ def test_these_have_no_layout(value):
         "",
     ],
 )
-def test_these_times_are_left(text):
+def test_these_times_are_left(reader, text):
     values = [b'{"t":"2026-01-31T12:00:00Z"}', b'{"t":"%s"}' % text.encode()]
-    reader = LayoutReader(layout_of(values[0]), pa.schema({"t": TYPES["t"]}))
-    _, read = reader.read(pa.array(values, pa.binary()))
+    _, read = reader(layout_of(values[0]), pa.schema({"t": TYPES["t"]})).read(
+        pa.array(values, pa.binary())
+    )
     assert read.tolist() == [True, False]
 
 
 @pytest.mark.parametrize(
     "text", ["01", "-", "", "1.0", "1e3", "+1", "1234567890123456789", "--1", "0x1", "٣"]
 )
-def test_these_whole_numbers_are_left(text):
+def test_these_whole_numbers_are_left(reader, text):
     values = [b'{"n":-1}', b'{"n":%s}' % text.encode()]
-    reader = LayoutReader(layout_of(values[0]), pa.schema({"n": TYPES["n"]}))
-    table, read = reader.read(pa.array(values, pa.binary()))
+    table, read = reader(layout_of(values[0]), pa.schema({"n": TYPES["n"]})).read(
+        pa.array(values, pa.binary())
+    )
     assert read.tolist() == [True, False]
     assert table.to_pylist() == [{"n": -1}]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["01", "-", "", ".5", "5.", "1e", "1e+", "+1", "1.e3", "NaN", "Infinity", "1e999", "0x1"],
+)
+def test_these_numbers_are_left(reader, text):
+    values = [b'{"x":-1.5e-3}', b'{"x":%s}' % text.encode()]
+    table, read = reader(layout_of(values[0]), pa.schema({"x": TYPES["x"]})).read(
+        pa.array(values, pa.binary())
+    )
+    assert read.tolist() == [True, False]
+    assert table.to_pylist() == [{"x": -0.0015}]
+
+
+def test_a_dead_letter_among_many_common_objects_is_alone(reader):
+    values = [common(number) for number in range(3000)]
+    values[1500] = b'{"n":1,"s":"x'
+    values[1501] = b'{"s":"in another order","n":7,"t":"2026-01-31T12:00:00Z","x":1e0,"b":true}'
+    decoded = JsonDecoder(FIELDS).decode(pa.array(values, pa.binary()))
+    assert [at for at, _ in decoded.errors] == [1500]
+    assert decoded.good.tolist() == [at for at in range(3000) if at != 1500]
+    assert decoded.table.column("s")[1500].as_py() == "in another order"
+
+
+def test_text_that_is_not_utf_8_is_a_dead_letter_alone(reader):
+    values = [common(number) for number in range(2000)]
+    values[7] = values[7].replace(b'"xxxxxxx"', b'"xxx\xffxxx"')
+    decoded = JsonDecoder(FIELDS).decode(pa.array(values, pa.binary()))
+    assert decoded.errors == [(7, "the value is not UTF-8 at byte 15")]
+    assert decoded.table.num_rows == 1999
+
+
+@pytest.mark.thorough  # compiling takes some 4 CPU seconds
+@settings(max_examples=some(200))
+@given(values=objects())
+def test_the_compiled_scanner_reads_what_it_reads_as_python(values):
+    layout, array = layout_of(values[0]), pa.array(values, pa.binary())
+    compiled, read = LayoutScanner(layout, pa.schema(TYPES)).read(array)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jit, "compiled", lambda function, *_: function)
+        table, read_as_python = LayoutScanner(layout, pa.schema(TYPES)).read(array)
+    assert compiled.equals(table)
+    assert read.tolist() == read_as_python.tolist()
+
+
+def test_the_scanner_is_compiled_once_a_process_has_read_many_objects(monkeypatch):
+    asked = []
+    monkeypatch.setattr(jit, "compiled", lambda function, *_: asked.append(1) or function)
+    monkeypatch.setattr(layout_reader, "_seen", 0)
+    monkeypatch.setattr(layout_reader, "COMPILED_OBJECTS_MIN", 4000)
+    values = pa.array([common(number) for number in range(2000)], pa.binary())
+    before, _ = read_alike(values, pa.schema(TYPES))
+    assert not asked
+    after, _ = read_alike(values, pa.schema(TYPES))
+    assert asked
+    assert after.equals(before)
+    monkeypatch.setattr(jit, "is_available", lambda: False)
+    asked.clear()
+    without_numba, _ = read_alike(values, pa.schema(TYPES))
+    assert not asked
+    assert without_numba.equals(before)

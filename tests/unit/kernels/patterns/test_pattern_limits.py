@@ -7,8 +7,9 @@ import pytest
 from pattern_run import END, SECOND, NothingToDeclareError, as_table, kernel_of, run
 
 import millstream as ms
+from millstream.kernels import jit
 from millstream.kernels.operator import BatchContext
-from millstream.kernels.patterns import compiled
+from millstream.kernels.patterns import matcher, programs
 from millstream.kernels.patterns.nfa import PatternStep, build_nfa
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.sorted_runs import MemoryRunStore
@@ -82,5 +83,5 @@ def test_without_a_folder_to_keep_it_in_it_is_compiled_by_each_process(monkeypat
         def register_jitable(function):
             return function
 
-    monkeypatch.setattr(compiled, "import_module", lambda _: Numba)
-    assert compiled._compiled.__wrapped__() is made[0]
+    monkeypatch.setattr(jit, "import_module", lambda _: Numba)
+    assert jit._compiled.__wrapped__(matcher.match_keys, (programs, matcher)) is made[0]

@@ -280,9 +280,6 @@ def test_what_cannot_be_grouped_is_refused_where_it_is_declared():
     stream = app.topic("events", Event, key="g").stream(time="at", late="side")
     windows = stream.window(ms.tumbling("1 minute"), by="g")
     late = windows.agg(n=ms.count()).late
-    numbered = (
-        app.topic("others", Event).stream(time="at").window(ms.count_window(2, unbounded=True))
-    )
     nested = table.with_columns(l=pl.concat_list("v"))
     refused = {
         "names no column": table.group_by,
@@ -292,9 +289,6 @@ def test_what_cannot_be_grouped_is_refused_where_it_is_declared():
         "is taken": lambda: table.group_by("g").agg(g=ms.count()),
         "Use one of Millstream's": lambda: table.group_by("g").agg(n=1),
         "can be retracted": lambda: table.group_by("g").agg(n=ms.first("v")),
-        "group_by comes after rows that replace one another": lambda: (
-            numbered.emit("update").agg(n=ms.count()).group_by("n")
-        ),
         "after late rows": lambda: late.group_by("g"),
     }
     for message, declare in refused.items():

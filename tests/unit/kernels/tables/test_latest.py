@@ -201,6 +201,3 @@ def test_what_has_no_bound_or_no_sense_is_refused():
         'after emit."discard"., whose rows are parts.*"final", "update" or "retract" there'
     ):
         parts.table("key")
-    counted = stream.window(ms.count_window(2, unbounded=True), by="key").emit("update")
-    with refused('table comes after rows that replace one another.*Emit "final"'):
-        counted.agg(n=ms.count()).table("key", unbounded=True)

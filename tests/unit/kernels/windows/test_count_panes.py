@@ -213,10 +213,12 @@ def test_views_are_the_same_under_all_batchings_and_crashes(mode):
         testing.replay(app, {"events": rows}, batchings=3, partitions=(partitions,))
 
 
-def test_what_is_taken_back_adds_up_in_a_table_but_no_window_may_follow(rows_given):
+@pytest.mark.parametrize("early", ["each", "batch"])
+@pytest.mark.parametrize("mode", ["update", "retract"])
+def test_what_is_taken_back_adds_up_in_a_table_but_no_window_may_follow(rows_given, mode, early):
     app = ms.App("table", log="unused", buckets=2)
     windowed = stream_of(app).window(ms.count_window(3, unbounded=True), by="key")
-    out = windowed.emit("retract", early="each").agg(total=ms.sum("n"))
+    out = windowed.emit(mode, early=early).agg(total=ms.sum("n"))
     out.group_by("key").agg(total=ms.sum("total"), windows=ms.count()).view("sums")
     rows = [event(n, "ab"[n % 2], n) for n in range(20)]
     run = testing.run(app, {"events": rows}, batches=7)

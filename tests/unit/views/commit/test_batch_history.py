@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from millstream.views.commit.batch_history import PhaseTimer, batch_record, with_commits
 from millstream.views.commit.committer import BatchResult
 from millstream.views.runs.progress import Progress
-from millstream.views.state_store import store as state_store
+from millstream.views.state_store import batch_tables
 from millstream.views.state_store.sqlite_store import SqliteStateStore
 from millstream.views.state_store.store import Fence
 
@@ -42,7 +42,7 @@ def commit(store, run, batch_id, kept):
 
 
 def test_the_newest_batches_are_kept_and_a_repeated_one_is_kept_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(state_store, "BATCHES_KEPT", 3)
+    monkeypatch.setattr(batch_tables, "BATCHES_KEPT", 3)
     with SqliteStateStore(tmp_path / "views.db") as store:
         run, _ = store.begin_run("app", "main", "c")
         for number in range(5):

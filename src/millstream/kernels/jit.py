@@ -1,0 +1,57 @@
+"""Functions over arrays, compiled by numba where it is installed (the extras ``compiled`` and ``patterns``).
+
+They are written in the part of Python that numba compiles, and run as they are without it. Compiling takes seconds the
+first time on a machine, and loading what was compiled before about one: so who calls them decides whether that pays.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from types import FunctionType, ModuleType
+from typing import Any, TypeVar, cast
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_loading = threading.Lock()
+
+
+@cache
+def is_available() -> bool:
+    """Return whether numba is installed."""
+    return find_spec("numba") is not None
+
+
+def compiled(function: Function, *modules: ModuleType) -> Function:
+    """Return the compiled function; it is compiled, or loaded, when it is first called.
+
+    ``modules`` have the functions that it calls. What is kept for other processes is told by the file of the function
+    alone: it must change where one of these does.
+    """
+    with _loading:
+        return cast("Function", _compiled(function, modules))
+
+
+@cache
+def _compiled(function: Callable[..., Any], modules: tuple[ModuleType, ...]) -> Callable[..., Any]:
+    numba: Any = import_module("numba")
+    for module in modules:
+        _register(module)
+    made: Callable[..., Any]
+    try:
+        made = numba.njit(cache=True)(function)
+    except RuntimeError:  # no folder to keep it in can be written to: each process compiles it
+        made = numba.njit(function)
+    return made
+
+
+@cache
+def _register(module: ModuleType) -> None:
+    """Let compiled functions call those of a module."""
+    extending: Any = import_module("numba.extending")
+    for each in vars(module).values():
+        if isinstance(each, FunctionType) and each.__module__ == module.__name__:
+            extending.register_jitable(each)

@@ -1,0 +1,228 @@
+"""The rows of a batch as queries see them: terms and words, values, points; and the terms by which queries are found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+
+from millstream.kernels.arrays import Bools, Float64s, Int64s
+from millstream.kernels.search.analyzers import folded, normalized, raw_words, terms_of
+from millstream.kernels.search.fields import SearchField
+from millstream.kernels.search.geography import LEVELS, cells_of
+from millstream.kernels.search.necessary_terms import BEGINNING_CHARS, EVERY_ROW
+from millstream.kernels.state.keyhash import Hashes, digest_columns
+
+_TERM, _BEGINNING, _VALUE, _CELL = "tbvc"  # as in necessary_terms.py
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Distinct texts in their order, and where each occurs: the numbers of the tokens, text by text."""
+
+    texts: pl.Series
+    of_token: Int64s  # the number of each token's text
+
+    @classmethod
+    def of(cls, tokens: pl.Series) -> Vocabulary:
+        texts = tokens.unique().sort()
+        numbers = tokens.cast(pl.Enum(texts)).to_physical().cast(pl.Int64)
+        return cls(texts, numbers.to_numpy())
+
+    def numbers_of(self, texts: pl.Series) -> Int64s:
+        """Return the numbers of texts; -1 where one does not occur."""
+        found = texts.cast(pl.Enum(self.texts), strict=False).to_physical().cast(pl.Int64)
+        return found.fill_null(-1).to_numpy()
+
+    @cached_property
+    def _order(self) -> Int64s:
+        return np.argsort(self.of_token, kind="stable")
+
+    @cached_property
+    def _starts(self) -> Int64s:
+        return np.searchsorted(self.of_token[self._order], np.arange(len(self.texts) + 1))
+
+    def tokens(self, first: int, end: int) -> Int64s:
+        """Return the tokens whose texts have numbers in ``[first, end)``."""
+        return self._order[self._starts[first] : self._starts[end]]
+
+    @cached_property
+    def _listed(self) -> list[str]:
+        return self.texts.to_list()
+
+    def beginning_with(self, text: str) -> tuple[int, int]:
+        """Return the range of the numbers of the texts that begin so."""
+        low = _bisect(self._listed, text)
+        return low, _bisect(self._listed, f"{text}\U0010ffff")
+
+
+def _bisect(texts: list[str], text: str) -> int:
+    low, high = 0, len(texts)
+    while low < high:
+        middle = (low + high) // 2
+        if texts[middle] < text:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Rows, in their order, with the fields that queries may name."""
+
+    rows: pl.DataFrame
+    fields: Sequence[SearchField]
+
+    @cached_property
+    def tokens(self) -> pl.DataFrame:
+        """The words of all text: field, doc (the row's number), word, term; in the order of the text, one field after the other."""
+        found = [
+            self._tokens(number, field)
+            for number, field in enumerate(self.fields)
+            if field.kind == "text"
+        ]
+        empty = {"doc": pl.Int64(), "word": pl.String(), "term": pl.String(), "field": pl.Int64()}
+        return pl.concat([pl.DataFrame(schema=empty), *found])
+
+    def _tokens(self, number: int, field: SearchField) -> pl.DataFrame:
+        texts = normalized(self.rows[field.columns[0]].alias("t"), field.analyzer)
+        words = raw_words(texts, field.analyzer)
+        doc = pl.Series(np.arange(self.rows.height))
+        flat = pl.DataFrame({"doc": doc, "word": words}).explode("word").drop_nulls()
+        word = folded(flat["word"], field.analyzer)
+        term = terms_of(word, field.analyzer)
+        return pl.DataFrame({"doc": flat["doc"], "word": word, "term": term}).with_columns(
+            pl.lit(number, pl.Int64).alias("field")
+        )
+
+    @cached_property
+    def token_docs(self) -> Int64s:
+        return self.tokens["doc"].to_numpy()
+
+    @cached_property
+    def token_fields(self) -> Int64s:
+        return self.tokens["field"].to_numpy()
+
+    @cached_property
+    def terms(self) -> Vocabulary:
+        """The terms, each with the number of its field before it and ``t`` between."""
+        return Vocabulary.of(self._keys(_TERM, "term"))
+
+    @cached_property
+    def words(self) -> Vocabulary:
+        """The words, in the same way."""
+        return Vocabulary.of(self._keys(_TERM, "word"))
+
+    def _keys(self, kind: str, column: str) -> pl.Series:
+        made = self.tokens.select(pl.concat_str(pl.col("field"), pl.lit(kind), pl.col(column)))
+        return made.to_series().alias("key")
+
+    @cached_property
+    def doc_terms(self) -> Int64s:
+        """Which document has which term: ``doc * count of terms + number of the term``, rising."""
+        pairs = self.token_docs * max(1, len(self.terms.texts)) + self.terms.of_token
+        return np.unique(pairs)
+
+    @cached_property
+    def values(self) -> Int64s:
+        """The numbers of ordered fields, by field and document."""
+        found = np.zeros((len(self.fields), self.rows.height), np.int64)
+        for number, field in enumerate(self.fields):
+            if field.kind not in ("text", "point"):
+                found[number] = field.numbers(self.rows[field.columns[0]])
+        return found
+
+    @cached_property
+    def comparable(self) -> Bools:
+        """Where an ordered field has a value that ranges may have: not null, and not NaN."""
+        found = self.present.copy()
+        for number, field in enumerate(self.fields):
+            if field.dtype.is_float() and field.kind == "number":
+                found[number] &= ~self.rows[field.columns[0]].is_nan().fill_null(True).to_numpy()
+        return found
+
+    @cached_property
+    def present(self) -> Bools:
+        """Where a field has a value, by field and document; text, where it has a word."""
+        found = np.zeros((len(self.fields), self.rows.height), np.bool_)
+        found[self.token_fields, self.token_docs] = True
+        for number, field in enumerate(self.fields):
+            if field.kind == "point":
+                latitudes, longitudes = self.points[number]
+                there = (np.abs(latitudes) <= 90) & (np.abs(longitudes) <= 180)
+                found[number] = there
+            elif field.kind != "text":
+                found[number] = self.rows[field.columns[0]].is_not_null().to_numpy()
+        return found
+
+    @cached_property
+    def points(self) -> dict[int, tuple[Float64s, Float64s]]:
+        """The latitudes and longitudes of fields that are points; NaN where there is none."""
+        return {
+            number: (self._degrees(field.columns[0]), self._degrees(field.columns[1]))
+            for number, field in enumerate(self.fields)
+            if field.kind == "point"
+        }
+
+    def _degrees(self, column: str) -> Float64s:
+        return self.rows[column].cast(pl.Float64).fill_null(float("nan")).to_numpy()
+
+    # ── by which queries are found ──────────────────────────────────────────────────────────
+
+    def index_terms(self, seed: int) -> tuple[Int64s, Hashes]:
+        """Return pairs of a document and the hash of a term that it has, each once, by hash."""
+        docs, hashes = [], []
+        for doc, texts, of_row in self._indexed():
+            hashed = hash_terms(texts, seed)
+            docs.append(doc)
+            hashes.append(hashed if of_row is None else hashed[of_row])
+        doc, term = np.concatenate(docs), np.concatenate(hashes)
+        order = np.lexsort((doc, term))
+        doc, term = doc[order], term[order]
+        first = np.ones(len(doc), np.bool_)
+        first[1:] = (doc[1:] != doc[:-1]) | (term[1:] != term[:-1])
+        return doc[first], term[first]
+
+    def _indexed(self) -> Iterator[tuple[Int64s, pl.Series, Int64s | None]]:
+        """Yield documents, distinct texts, and which of these each document has; None: one each."""
+        every = np.arange(self.rows.height)
+        yield every, pl.Series([EVERY_ROW]), np.zeros(self.rows.height, np.int64)
+        distinct = self.doc_terms
+        count = max(1, len(self.terms.texts))
+        yield distinct // count, self.terms.texts, distinct % count
+        begin = self.tokens.filter(pl.col("word").str.len_chars() >= BEGINNING_CHARS)
+        keys = begin.select(
+            pl.concat_str(
+                pl.col("field"), pl.lit(_BEGINNING), pl.col("word").str.slice(0, BEGINNING_CHARS)
+            ).alias("key")
+        ).to_series()
+        beginnings = Vocabulary.of(keys)
+        yield begin["doc"].to_numpy(), beginnings.texts, beginnings.of_token
+        for number, field in enumerate(self.fields):
+            if field.kind == "point":
+                yield from self._cells(number)
+            elif field.kind != "text":
+                doc = np.flatnonzero(self.comparable[number])
+                yield doc, _keys(number, _VALUE, self.values[number][doc]), None
+
+    def _cells(self, number: int) -> Iterator[tuple[Int64s, pl.Series, None]]:
+        doc = np.flatnonzero(self.present[number])
+        latitudes, longitudes = (degrees[doc] for degrees in self.points[number])
+        for level in LEVELS:
+            row, column = cells_of(latitudes, longitudes, level)
+            yield doc, _keys(number, f"{_CELL}{level}/", row, "/", column), None
+
+
+def _keys(number: int, kind: str, *parts: Int64s | str) -> pl.Series:
+    made = [part if isinstance(part, str) else pl.Series(part) for part in (kind, *parts)]
+    literal = [pl.lit(part) for part in (str(number), *made)]
+    return pl.select(pl.concat_str(literal).alias("key")).to_series()
+
+
+def hash_terms(terms: pl.Series, seed: int) -> Hashes:
+    """Return the hashes of terms as they are indexed."""
+    return digest_columns(terms.alias("term").to_frame(), ("term",), seed)

@@ -1,0 +1,261 @@
+"""The exact test of candidates: whether a row matches a query, for many pairs of both at once.
+
+Each condition of a kind is looked at for all pairs together; then the conditions are combined for all pairs of
+one shape together. What must be found in text for one condition (phrases, beginnings, expressions) or is of
+another length for each (polygons) is found once for each distinct condition, in all rows of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+
+from millstream.kernels.arrays import Bools, Int64s
+from millstream.kernels.search.compiled_queries import CONDITIONS, SHAPE
+from millstream.kernels.search.conditions import (
+    EXISTS,
+    INSIDE,
+    NEAR,
+    PATTERN,
+    PHRASE,
+    PREFIX,
+    RANGE,
+    SEPARATOR,
+    TERM,
+)
+from millstream.kernels.search.documents import Documents
+from millstream.kernels.search.geography import inside, near
+from millstream.kernels.search.language import whole_word
+
+_NO_TERM = -1
+
+
+@dataclass(frozen=True)
+class StoredConditions:
+    """The conditions of some queries, query by query; those of query q are in ``[starts[q], starts[q + 1])``."""
+
+    table: pl.DataFrame
+    starts: Int64s
+    shapes: list[str]
+
+    @classmethod
+    def of(cls, queries: pl.DataFrame) -> StoredConditions:
+        """Take them from the columns ``__shape`` and ``__conditions``."""
+        counts = queries[CONDITIONS].list.len().fill_null(0).to_numpy().astype(np.int64)
+        flat = queries[CONDITIONS].filter(pl.Series(counts > 0)).explode()
+        return cls(
+            flat.struct.unnest(), np.concatenate(([0], np.cumsum(counts))), queries[SHAPE].to_list()
+        )
+
+    @cached_property
+    def kinds(self) -> Int64s:
+        return self.table["kind"].to_numpy().astype(np.int64)
+
+    @cached_property
+    def fields(self) -> Int64s:
+        return self.table["field"].to_numpy().astype(np.int64)
+
+
+@dataclass(frozen=True)
+class QueryVerifier:
+    """Tests pairs of the documents of a batch and some queries."""
+
+    documents: Documents
+    conditions: StoredConditions
+
+    def matches(self, doc: Int64s, query: Int64s) -> Bools:
+        """Return which pairs match: numbers of documents and of queries."""
+        found = np.zeros(len(doc), np.bool_)
+        of_query = self._shape_numbers[query]
+        order = np.argsort(of_query, kind="stable")
+        bounds = np.searchsorted(of_query[order], np.arange(len(self._shapes) + 1))
+        truths = self._truths(doc[order], query[order])
+        at = 0
+        for number, shape in enumerate(self._shapes):
+            mine = order[bounds[number] : bounds[number + 1]]
+            if not len(mine):
+                continue
+            words = shape.split()
+            width = words.count("c")
+            rows = truths[at : at + width * len(mine)].reshape(len(mine), width)
+            at += width * len(mine)
+            found[mine] = _combined(words, rows)
+        return found
+
+    @cached_property
+    def _shapes(self) -> list[str]:
+        return list(dict.fromkeys(self.conditions.shapes))
+
+    @cached_property
+    def _shape_numbers(self) -> Int64s:
+        numbers = {shape: number for number, shape in enumerate(self._shapes)}
+        return np.array([numbers[shape] for shape in self.conditions.shapes], np.int64)
+
+    def _truths(self, doc: Int64s, query: Int64s) -> Bools:
+        """Return whether each condition of each pair is true, pair by pair."""
+        starts = self.conditions.starts
+        counts = starts[query + 1] - starts[query]
+        ends = np.cumsum(counts)
+        within = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
+        return self.truth(np.repeat(doc, counts), np.repeat(starts[query], counts) + within)
+
+    def truth(self, doc: Int64s, condition: Int64s) -> Bools:
+        """Return for each pair of a document and a condition, by its number, whether it is true."""
+        truth = np.zeros(len(doc), np.bool_)
+        kinds = self.conditions.kinds[condition]
+        for kind in np.unique(kinds).tolist():
+            at = np.flatnonzero(kinds == kind)
+            truth[at] = self._tests[kind](doc[at], condition[at])
+        return truth
+
+    @cached_property
+    def _tests(self) -> dict[int, Callable[[Int64s, Int64s], Bools]]:
+        return {
+            TERM: self._have_term,
+            PHRASE: self._have_tokens,
+            PREFIX: self._have_tokens,
+            PATTERN: self._have_tokens,
+            RANGE: self._in_range,
+            EXISTS: lambda doc, at: self.documents.present[self.conditions.fields[at], doc],
+            NEAR: self._near,
+            INSIDE: self._inside,
+        }
+
+    # ── kinds of conditions that are looked at together ─────────────────────────────────────
+
+    def _have_term(self, doc: Int64s, condition: Int64s) -> Bools:
+        terms = self._terms[condition]
+        wanted = doc * max(1, len(self.documents.terms.texts)) + terms
+        there = self.documents.doc_terms
+        if not len(there):
+            return np.zeros(len(doc), np.bool_)
+        at = np.minimum(np.searchsorted(there, wanted), len(there) - 1)
+        found: Bools = (there[at] == wanted) & (terms != _NO_TERM)
+        return found
+
+    @cached_property
+    def _terms(self) -> Int64s:
+        """The numbers of the terms of the conditions of one term."""
+        keys = self.conditions.table.select(
+            pl.concat_str(pl.col("field"), pl.lit("t"), pl.col("text")).alias("key")
+        ).to_series()
+        numbers = self.documents.terms.numbers_of(keys)
+        return np.where(self.conditions.kinds == TERM, numbers, _NO_TERM)
+
+    def _in_range(self, doc: Int64s, condition: Int64s) -> Bools:
+        low, high = (self.conditions.table[name].to_numpy()[condition] for name in ("low", "high"))
+        field = self.conditions.fields[condition]
+        values = self.documents.values[field, doc]
+        found: Bools = self.documents.comparable[field, doc] & (low <= values) & (values <= high)
+        return found
+
+    def _near(self, doc: Int64s, condition: Int64s) -> Bools:
+        lists = self.conditions.table["numbers"].gather(condition)
+        circles = lists.explode().to_numpy().reshape(len(doc), 3)
+        found = np.zeros(len(doc), np.bool_)
+        field = self.conditions.fields[condition]
+        for number in np.unique(field).tolist():
+            at = np.flatnonzero((field == number) & self.documents.present[field, doc])
+            latitudes, longitudes = self.documents.points[number]
+            found[at] = near(latitudes[doc[at]], longitudes[doc[at]], circles[at])
+        return found
+
+    # ── kinds that are looked at one by one ─────────────────────────────────────────────────
+
+    def _inside(self, doc: Int64s, condition: Int64s) -> Bools:
+        found = np.zeros(len(doc), np.bool_)
+        for number, at in _groups(condition):
+            field = int(self.conditions.fields[number])
+            mine = at[self.documents.present[field, doc[at]]]
+            latitudes, longitudes = self.documents.points[field]
+            polygon = self.conditions.table["numbers"][number].to_list()
+            found[mine] = inside(latitudes[doc[mine]], longitudes[doc[mine]], polygon)
+        return found
+
+    def _have_tokens(self, doc: Int64s, condition: Int64s) -> Bools:
+        found = np.zeros(len(doc), np.bool_)
+        for number, at in _groups(condition):
+            has = np.zeros(self.documents.rows.height, np.bool_)
+            has[self.documents.token_docs[self.tokens(number)]] = True
+            found[at] = has[doc[at]]
+        return found
+
+    def tokens(self, condition: int) -> Int64s:
+        """Return the tokens of all documents for which a condition on text is true; of a phrase, where it begins."""
+        kind, field = int(self.conditions.kinds[condition]), int(self.conditions.fields[condition])
+        text = self.conditions.table["text"][condition]
+        if kind == PREFIX:
+            return self._with_prefix(field, text)
+        if kind == PATTERN:
+            return self._with_pattern(field, text)
+        terms = [text] if kind == TERM else text.split(SEPARATOR)
+        return phrase_starts(self.documents, field, terms)
+
+    def _with_prefix(self, field: int, text: str) -> Int64s:
+        words = self.documents.words
+        return words.tokens(*words.beginning_with(f"{field}t{text}"))
+
+    def _with_pattern(self, field: int, text: str) -> Int64s:
+        expression, begin = text.rsplit(SEPARATOR, 1)
+        words, own = self.documents.words, f"{field}t"
+        first, end = words.beginning_with(own + begin)
+        texts = words.texts[first:end].str.slice(len(own))
+        matching = np.flatnonzero(texts.str.contains(whole_word(expression)).to_numpy()) + first
+        tokens = [words.tokens(number, number + 1) for number in matching.tolist()]
+        return np.concatenate([np.empty(0, np.int64), *tokens])
+
+
+def phrase_starts(documents: Documents, field: int, terms: list[str]) -> Int64s:
+    """Return the tokens of a field at which some terms stand one behind the other."""
+    numbers = documents.terms.numbers_of(pl.Series([f"{field}t{term}" for term in terms]))
+    if (numbers == _NO_TERM).any():
+        return np.empty(0, np.int64)
+    of_token = documents.terms.of_token
+    counts = [len(documents.terms.tokens(int(one), int(one) + 1)) for one in numbers]
+    rarest = int(np.argmin(counts))
+    starts = documents.terms.tokens(int(numbers[rarest]), int(numbers[rarest]) + 1) - rarest
+    starts = starts[(starts >= 0) & (starts + len(terms) <= len(of_token))]
+    for offset, number in enumerate(numbers.tolist()):
+        starts = starts[of_token[starts + offset] == number]
+    last = starts + len(terms) - 1
+    # Terms are those of the field, so these are the words of one row if its number is the same.
+    found: Int64s = starts[documents.token_docs[starts] == documents.token_docs[last]]
+    return found
+
+
+def _groups(numbers: Int64s) -> Iterator[tuple[int, Int64s]]:
+    """Yield each number that occurs, and where."""
+    order = np.argsort(numbers, kind="stable")
+    there, starts = np.unique(numbers[order], return_index=True)
+    yield from zip(there.tolist(), np.split(order, starts[1:]), strict=True)
+
+
+def _combined(shape: list[str], truths: Bools) -> Bools:
+    """Return what a shape makes of the truth of its conditions: a row for each pair."""
+    stack: list[Bools] = []
+    used = 0
+    for word in shape:
+        if word == "c":
+            stack.append(truths[:, used])
+            used += 1
+        elif word == "*":
+            stack.append(np.ones(len(truths), np.bool_))
+        elif word == "!":
+            stack.append(~stack.pop())
+        else:
+            stack.append(_joined(word, stack))
+    return stack[0]
+
+
+def _joined(word: str, stack: list[Bools]) -> Bools:
+    """Take the parts of a combination from the stack, and return what it gives."""
+    count = int(word.lstrip("&").rsplit("/", 1)[-1])
+    least = count if word[0] == "&" else int(word.split("/", 1)[0])
+    parts = stack[len(stack) - count :]
+    del stack[len(stack) - count :]
+    found: Bools = np.sum(parts, axis=0) >= least
+    return found

@@ -1,0 +1,73 @@
+"""Random row patterns over random rows give what the naive model says, however they are divided among batches."""
+
+import os
+
+import pytest
+from pattern_run import NothingToDeclareError
+from row_pattern_model import CannotSkipError, Draw, TooManyTriesError, declared, model
+from row_pattern_run import kernel_of_drawn, result
+
+PATTERNS = int(os.environ.get("MILLSTREAM_TEST_PATTERNS", "40"))
+FIRST = int(os.environ.get("MILLSTREAM_TEST_FIRST_PATTERN", "0"))
+CHUNK = 20
+
+
+@pytest.mark.parametrize("start", range(FIRST, FIRST + PATTERNS, CHUNK))
+def test_random_row_patterns_give_what_the_model_says(start):
+    emitted_rows = 0
+    for seed in range(start, start + CHUNK):
+        problems, rows = compared(seed)
+        assert not problems, "\n".join(problems)
+        emitted_rows += rows
+    assert emitted_rows
+
+
+def compared(seed):
+    """Return the differences for a seed, and how many rows are emitted."""
+    draw = Draw(seed)
+    pattern = draw.pattern()
+    rows = {key: draw.rows(draw.dice.choice([3, 5, 8])) for key in "uvwxyz"}
+    several = draw.dice.choice([2, 4, 9])
+    try:
+        kernel = kernel_of_drawn(pattern)
+        meant = {key: meant_of(pattern, own) for key, own in rows.items()}
+    except (NothingToDeclareError, TooManyTriesError):
+        return [], 0
+    except CannotSkipError:
+        meant = None
+    one, more = (result(kernel, rows, batches, seed) for batches in (1, several))
+    problems = []
+    found = None if one is None else {key: emitted(pattern, one, key) for key in rows}
+    if found != meant:
+        drawn = declared(pattern).explain()
+        problems = [f"seed {seed}: {drawn}\n{pattern}\nrows {rows}\nmeant {meant}\nfound {found}"]
+    if one != more:
+        problems.append(
+            f"seed {seed}: {pattern}\nrows {rows}\nin one batch {one}\nin {several} {more}"
+        )
+    return problems, len(one or [])
+
+
+def meant_of(pattern, rows):
+    meant = model(pattern, rows)
+    return [in_time(rows, one) for one in meant] if pattern.rows == "one" else meant
+
+
+def in_time(rows, one):
+    start, end, measures = one
+    return rows[start]["at"], None if end is None else rows[end]["at"], measures
+
+
+def emitted(pattern, made, key):
+    rows = [row for row in made if row["k"] == key]
+    names = list(pattern.measures)
+    if pattern.rows != "one":
+        return [(row["row"], None, tuple(row[name] for name in names)) for row in rows]
+    return [
+        (at(row["match_start"]), at(row["match_end"]), tuple(row[name] for name in names))
+        for row in rows
+    ]
+
+
+def at(time):
+    return None if time is None else time.timestamp()
