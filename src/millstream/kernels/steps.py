@@ -184,6 +184,14 @@ class SelectBranch:
         return wanted
 
 
+def is_defining(step: Step, wanted: ColumnNames) -> bool:
+    """Return whether rows of which the columns ``wanted`` are taken depend on a step.
+
+    They do not where it leaves others out, unless an expression below stands for all columns that come to it.
+    """
+    return wanted is None or not isinstance(step, Drop)
+
+
 def _lengths(lists: pl.Series) -> pl.Series:
     lists = lists.alias(
         "lists"

@@ -26,7 +26,7 @@ from millstream.kernels.definition import (
 )
 from millstream.kernels.plan import Program, StepDefinition
 from millstream.kernels.static_lookup import StaticLookup
-from millstream.kernels.steps import Drop
+from millstream.kernels.steps import is_defining
 from millstream.kernels.tables.static_rows import StaticRows
 from millstream.pipeline.graph import (
     DataFrameNode,
@@ -115,7 +115,7 @@ class Definitions:
             native = describe({"function": node.function, "time": node.time})
             return {**path, "steps": [*path["steps"], {"class": "spark", **native}]}
         path = self._reads(node.parent, node.step.columns_before(wanted))
-        steps = [] if isinstance(node.step, Drop) else [describe_step(node.step)]
+        steps = [describe_step(node.step)] if is_defining(node.step, wanted) else []
         return {**path, "steps": [*path["steps"], *steps]}
 
 

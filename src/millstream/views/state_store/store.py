@@ -130,11 +130,14 @@ class StateStore(StateStoreReader):
         stored = self._write(declare)
         existing = schema if stored is None else ViewSchema.from_json(stored)
         if existing != schema:
-            raise ConfigError(
-                f"The view {schema.name!r} of {self.store_name.shown} exists and differs: "
-                f"{existing.difference(schema)}. Give the new view another name, or start over with "
-                f"all views, from the log: {reset_command(self.store_name.place)}."
-            )
+            raise self._exists(existing, schema)
+
+    def _exists(self, existing: ViewSchema, schema: ViewSchema) -> ConfigError:
+        return ConfigError(
+            f"The view {schema.name!r} of {self.store_name.shown} exists and differs: "
+            f"{existing.difference(schema)}. Give the new view another name, or start over with "
+            f"all views, from the log: {reset_command(self.store_name.place)}."
+        )
 
     def begin_run(
         self, app: str, job: str, checkpoint_id: str, beginning: RunProgram | None = None
@@ -287,9 +290,17 @@ class StateStore(StateStoreReader):
         self._write(put)
 
     def _replace_view(self, db: Database, fence: Fence, view: RebuiltView) -> None:
-        """Give a view all its rows anew, and create it again if its columns or key are others."""
-        row = db.execute("SELECT schema FROM _views WHERE name = ?", (view.schema.name,)).fetchone()
+        """Give a view all its rows anew, and create it again if its columns or key are others.
+
+        Raises:
+            ConfigError: there is a view whose name differs from its name in case alone.
+        """
+        # Names that differ only in case are one name.
+        name = view.schema.name.lower()
+        row = db.execute("SELECT schema FROM _views WHERE lower(name) = ?", (name,)).fetchone()
         known = None if row is None else ViewSchema.from_json(row[0])
+        if known is not None and known.name != view.schema.name:
+            raise self._exists(known, view.schema)
         if known == view.schema and known.key:
             before = self._select(db, known, Query())
             self._apply(db, fence, difference(known, before, view.rows))

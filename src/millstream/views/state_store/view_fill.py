@@ -38,7 +38,7 @@ from millstream.kernels.frames import FrameRow
 from millstream.kernels.plan import JobPlan, PlanEdge, StepEdge, ViewSinkSpec
 from millstream.kernels.routing import RowRouter, StepRouter, TaskLedger
 from millstream.kernels.row_keys import row_key_after
-from millstream.kernels.steps import Drop, Rename
+from millstream.kernels.steps import Drop, Rename, is_defining
 from millstream.views.coverage import (
     STATE_STORE_VIEW,
     OutputCoverage,
@@ -224,7 +224,7 @@ def _fill_from(
     name = view.schema.name
     if canonical_text(steps[: len(done)]) != canonical_text(done):
         return f"the view {name!r} has other steps above it"
-    edges = _after(path.edges, len(done))
+    edges = _after(path.edges, len(done), schema.names)
     key: RowKey | None = tuple(source["key"])
     wanted: set[str] | None = {*schema.names}
     for edge in edges:
@@ -249,12 +249,17 @@ def _fill_from(
     return ViewFill(schema, definition, name, path.step, edges, types, view.coverage)
 
 
-def _after(edges: tuple[StepEdge, ...], described: int) -> tuple[StepEdge, ...]:
-    """Return the steps behind the first ones of a path. Those that leave columns out are not in its definition."""
-    for number, edge in enumerate(edges):
+def _after(
+    edges: tuple[StepEdge, ...], described: int, columns: Iterable[str]
+) -> tuple[StepEdge, ...]:
+    """Return the steps behind the first ones that are described, of a path to a view with such columns."""
+    wanted: list[set[str] | None] = [{*columns}]
+    for edge in reversed(edges):
+        wanted.append(edge.step.columns_before(wanted[-1]))
+    for number, (edge, behind) in enumerate(zip(edges, reversed(wanted[:-1]), strict=True)):
         if not described:
             return edges[number:]
-        described -= not isinstance(edge.step, Drop)
+        described -= is_defining(edge.step, behind)
     return ()
 
 
