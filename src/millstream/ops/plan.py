@@ -6,7 +6,7 @@ decided in `views/state_store/program_change.py`; here it becomes records to rea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -153,13 +153,18 @@ class ChangePlan:
 
 
 def plan_change(
-    app: App, *, same_expressions: bool = False, start: ReplayStart | None = None
+    app: App,
+    *,
+    same_expressions: bool = False,
+    start: ReplayStart | None = None,
+    again: Collection[str] = (),
 ) -> ChangePlan:
     """Return what a run of the app as it is declared now would do. Changes nothing.
 
     Args:
         same_expressions: As in :meth:`millstream.App.run`.
         start: Where in the log what is rebuilt begins; None for its start.
+        again: Views of the app that are rebuilt whatever is there.
 
     Raises:
         ConfigError: the app is declared wrongly, or its state store cannot be read; or ``start`` is not in the log.
@@ -174,7 +179,7 @@ def plan_change(
             return _first_run(app)
         known_ids = store.description(app.name, TOPIC_IDS) or {}
         speed = _speed(store, app.name)
-        plan, now, change = _compared(app, left, same_expressions=same_expressions)
+        plan, now, change = _compared(app, left, same_expressions=same_expressions, again=again)
         filled = tuple(
             FillSize(view, fill.source, store.count(fill.source))
             for view, fill in change.fills.items()
@@ -222,7 +227,7 @@ def _left(app: App, store: StateStore) -> ProgramState | None:
 
 
 def _compared(
-    app: App, left: ProgramState, *, same_expressions: bool
+    app: App, left: ProgramState, *, same_expressions: bool, again: Collection[str] = ()
 ) -> tuple[JobPlan, StoredProgram, ProgramChange]:
     """Compile an app as it is declared now, and compare it with what an earlier run has left."""
     plan = app.plan(buckets_of_state(left.program))
@@ -230,7 +235,10 @@ def _compared(
     declared = ProgramOutputs(
         initial_coverage(plan), {s.name: s for s in view_schemas(plan)}, view_paths(plan)
     )
-    return plan, now, compare_programs(left, now, declared, same_expressions=same_expressions)
+    change = compare_programs(
+        left, now, declared, same_expressions=same_expressions, again=again
+    )
+    return plan, now, change
 
 
 def _first_run(app: App) -> ChangePlan:

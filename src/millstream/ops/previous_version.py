@@ -214,6 +214,19 @@ class PreviousVersion:
         with open_state_store(self._store, readonly=True) as store:
             return store.program(self.app, JOB)
 
+    def coverage(self) -> dict[str, tuple[CoverageSpan, ...]]:
+        """Return the coverage of the views of which this version has rows, by name."""
+        if not self._store.exists():
+            return {}
+        with open_state_store(self._store, readonly=True) as store:
+            there = {one.name for one in store.views()}
+            outputs = store.outputs(self.app, JOB)
+        return {
+            name: one.spans
+            for (name, label), one in outputs.items()
+            if label == STATE_STORE_VIEW and name in there
+        }
+
     @property
     def _store(self) -> Path:
         return self.folder / PREVIOUS_FOLDER / STATE_STORE_FILE

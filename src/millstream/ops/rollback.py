@@ -17,8 +17,11 @@ from millstream.kernels.definition import canonical_text
 from millstream.ops.deploy import KEEP, DeployResult, Keeping, prepare, settle, utc_now
 from millstream.ops.plan import ChangePlan, plan_change
 from millstream.ops.previous_version import PreviousVersion
+from millstream.views.coverage import STATE_STORE_VIEW, is_complete
 from millstream.views.runs.control_files import hold_deployment
+from millstream.views.schema import JOB
 from millstream.views.state_store.program import StoredProgram, different_steps
+from millstream.views.store_location import open_state_store
 
 if TYPE_CHECKING:
     from millstream.durations import Duration
@@ -49,9 +52,12 @@ def rollback(
     with hold_deployment(app.folder):
         settle(app, clock())
         plan = plan_change(app, same_expressions=same_expressions)
-        kept = PreviousVersion(app.name, app.folder).program()
+        previous = PreviousVersion(app.name, app.folder)
+        kept = previous.program()
         if kept is None:
             raise _none_is_kept(app)
+        if lacking := _lacking_rows(app, plan, previous):
+            plan = plan_change(app, same_expressions=same_expressions, again=lacking)
         deployment = prepare(
             app, plan, same_expressions=same_expressions, gone_ok=True, ask_again=True
         )
@@ -62,6 +68,28 @@ def rollback(
             )
         _check_is_that_version(app.name, kept, deployment.program)
         return replace(deployment, keeping=keeping, back=True).complete(on_batch, rows_per_batch)
+
+
+def _lacking_rows(app: App, plan: ChangePlan, previous: PreviousVersion) -> set[str]:
+    """Return the views that would have fewer rows than the version that is kept.
+
+    A deployment has computed their steps anew of what the log still held, or from a stated place on, so what is there is not
+    what that version would have gone on with, although the steps are the same.
+    """
+    kept = previous.coverage()
+    declared = kept.keys() & {output.name for output in app.outputs}
+    with open_state_store(app.state_store, readonly=True) as store:
+        there = store.outputs(app.name, JOB)
+    found = set()
+    for part in plan.change.parts:
+        if part.kind != "view" or part.is_computed or part.name not in declared:
+            continue
+        now = there.get((part.filled_from or part.name, STATE_STORE_VIEW))
+        if now is None or now.spans[-1].until is not None:
+            continue  # the new program left it out, and its step went on
+        if not is_complete(now.spans) and now.spans != kept[part.name]:
+            found.add(part.name)
+    return found
 
 
 def _none_is_kept(app: App) -> ConfigError:

@@ -209,6 +209,42 @@ def test_a_view_that_was_kept_in_part_is_gone_back_to_with_its_coverage(tmp_path
         assert partial_note(store.coverage("per_ad")) == note
 
 
+NARROW = ('per_ad.view("per_ad")', 'per_ad.drop("cost").view("per_ad")')
+
+
+@pytest.mark.parametrize(
+    ("first", "edit"),
+    [  # the step is as before in both, and what is there could be gone on with
+        ((NARROW,), ()),
+        ((), (('busy.agg(most=ms.max("n"))', 'busy.agg(most=ms.max("n"), least=ms.min("n"))'),)),
+    ],
+    ids=["a view that could be filled", "a view that is as before"],
+)
+def test_what_a_deployment_computed_of_a_part_of_the_log_is_gone_back_from(tmp_path, first, edit):
+    edited = EditedApp(tmp_path, 1)
+    edited.create()
+    rows = events(150, 5)
+    edited.append(rows)
+    edited.run(edited.write(*first))
+    before = edited.views(edited.write(*first))
+    with ms.connect(edited.log) as log:
+        log.delete_records("clicks", 0, 100)
+    assert deploy(edited.write(*edit), gone_ok=True, clock=at()).switched
+    assert len(edited.views(edited.write(*edit))["per_ad"]) < len(before["per_ad"])
+    app = edited.write(*first)
+    assert rollback(app, clock=at(1)).records == 0
+    assert edited.views(app) == before
+    with open_state_store(app.state_store, readonly=True) as store:
+        assert partial_note(store.coverage("per_ad")) is None
+    more = events(40, 6, first=len(rows))
+    edited.append(more)
+    edited.run(app)
+    every = answers([*rows, *more])
+    if first:
+        every["per_ad"] = {row[:-1] for row in every["per_ad"]}
+    assert edited.views(app) == every
+
+
 def test_a_program_that_differs_from_the_one_that_runs_in_outputs_is_not_said_to_run(deployed):
     edited, _ = deployed
     with pytest.raises(ConfigError, match=r"differs from it in view 'dear'.*millstream run"):

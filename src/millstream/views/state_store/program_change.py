@@ -35,7 +35,7 @@ Nothing here reads or changes a store: `millstream plan` shows it, and a test ca
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -146,12 +146,14 @@ def compare_programs(
     declared: ProgramOutputs,
     *,
     same_expressions: bool = False,
+    again: Collection[str] = (),
 ) -> ProgramChange:
     """Return what the program ``now`` does to the state and outputs that another one has left.
 
     What needs no state takes effect at the boundary of ``left``.
 
     Args:
+        again: Views that are computed anew whatever is there, as a version that is kept has rows of them that are not.
         same_expressions: The user states that expressions and functions whose text is the same are the
             same, although another version of polars or Python describes them differently.
     """
@@ -159,12 +161,14 @@ def compare_programs(
     remade = {
         view: why for view in declared.schemas if (why := _remade(view, left, declared, steps))
     }
+    remade |= {view: (*remade.get(view, ()), _KEPT_HAS_MORE) for view in again}
     views = {
         view: json.loads(one.definition)
         for (view, label), one in declared.coverage.items()
         if label == STATE_STORE_VIEW
     }
-    fills = _Fills(left, declared, steps).found(remade)
+    found = _Fills(left, declared, steps).found(remade)
+    fills = {view: fill for view, fill in found.items() if view not in again}
     filled = {view: fill for view, fill in fills.items() if isinstance(fill, ViewFill)}
     steps.rebuild_whole_paths(views, remade.keys() - filled.keys())
     filled = {view: fill for view, fill in filled.items() if fill.step in steps.kept}
@@ -529,6 +533,9 @@ class _Fills:
             above = self.steps.stored_paths.next_steps_of(definition) & kept
             if "rows of" in definition["reads"][0] and above:
                 yield HeldView(schema, one, above.pop())
+
+
+_KEPT_HAS_MORE = "it goes on with the rows of the version that is kept, as it lacks some of them"
 
 
 def _output(view: str) -> OutputSink:
