@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from millstream.client.open import open_reader
 from millstream.client.reader import Reader
 from millstream.errors import UnknownTopicError
+from millstream.kernels.definition import canonical_text, without_code
 from millstream.kernels.enrichment.operator import Enrichment
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.state.keyhash import Buckets
@@ -79,8 +80,8 @@ class ChangePlan:
     ``compacted``: of each part that is rebuilt, as ``"view clicks"``, the topics of which compaction may have removed
     records that it needs. A part that reads nothing but tables needs the last record of each key alone.
     ``starts``: where a rebuild was asked to begin; None for the start of the log. ``filled``: the views for which no
-    record is read again, as another view has all that they need. ``asking``: the steps that are as before, and ask
-    their service again (``enrich``), as they are on the path of what is computed anew.
+    record is read again, as another view has all that they need. ``asking``: the steps that ask a service
+    what they asked before, and ask it again (``enrich``), as they are on the path of what is computed anew.
     """
 
     app: str
@@ -235,9 +236,7 @@ def _compared(
     declared = ProgramOutputs(
         initial_coverage(plan), {s.name: s for s in view_schemas(plan)}, view_paths(plan)
     )
-    change = compare_programs(
-        left, now, declared, same_expressions=same_expressions, again=again
-    )
+    change = compare_programs(left, now, declared, same_expressions=same_expressions, again=again)
     return plan, now, change
 
 
@@ -282,15 +281,24 @@ def _not_computed_here(plan: JobPlan, change: ProgramChange) -> Iterable[str]:
 
 
 def _asking(plan: JobPlan, change: ProgramChange, stored: StoredProgram) -> Iterable[str]:
-    """Yield the steps that are as before, are computed anew all the same, and ask a service.
+    """Yield the steps that are computed anew, and ask a service what they asked it before.
 
-    It may give other answers than it gave then.
+    It may give other answers than it gave then. What is above such a step may have changed.
     """
-    computed = {part.key for part in change.parts if part.is_computed} & stored.steps.keys()
+    computed = {part.key for part in change.parts if part.is_computed}
+    asked = {_question(step["definition"]) for step in stored.steps.values()}
     for stage in plan.stages:
         for operator in stage.operators:
-            if isinstance(operator.kernel, Enrichment) and operator.key in computed:
+            definition = plan.program.steps[operator.key].description
+            asks = isinstance(operator.kernel, Enrichment) and operator.key in computed
+            if asks and _question(definition) in asked:
                 yield operator.kernel.name
+
+
+def _question(definition: Mapping[str, Any]) -> str:
+    """Return what of the definition of a step says whom it asks, and for what."""
+    own = [definition.get(name) for name in ("function", "by", "columns", "cache_ms")]
+    return canonical_text(without_code(own))
 
 
 def _compacted_transactions(plan: JobPlan, log: Reader) -> Iterable[str]:

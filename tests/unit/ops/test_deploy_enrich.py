@@ -126,6 +126,17 @@ def test_a_step_that_would_ask_again_needs_consent(edited, service, call):
     assert service.calls() == Counter()
 
 
+def test_a_step_that_asks_as_before_below_what_changed_needs_consent(edited, service):
+    app = edited.write(("stream.enrich(", 'stream.filter(pl.col("cost") >= 0).enrich('))
+    plan = plan_change(app)
+    assert plan.asking == ("asked",)
+    with pytest.raises(ConfigError, match=r"asks a service again, in 'asked'.*--ask-again"):
+        deploy(app)
+    assert service.calls() == Counter()
+    assert deploy(app, ask_again=True).switched
+    assert names(edited, app) == {("new", 40)}
+
+
 def test_a_step_that_is_another_one_asks_without_consent(edited, service):
     app = edited.write(('cache="1 day"', 'cache="2 days"'))
     assert plan_change(app).asking == ()

@@ -316,7 +316,7 @@ def test_a_column_that_the_view_has_not_or_not_exactly_is_not_made_up(tmp_path):
 def test_a_name_that_differs_in_case_alone_is_refused_as_that_of_the_view_there_is(tmp_path):
     edited, rows = began(tmp_path, count=20)
     app = edited.write(with_view('per_ad.filter(pl.col("n") > 1).view("PER_AD")'))
-    with pytest.raises(ConfigError, match="The view 'PER_AD' of .* exists and differs"):
+    with pytest.raises(ConfigError, match=r"The view 'PER_AD' of .* exists and differs"):
         edited.run(app)
     app = edited.write()
     edited.run(app)
