@@ -43,13 +43,15 @@ class BatchCapacity(NamedTuple):
     A batch takes a time even if it is empty. So batches that had little to read say nothing of how fast the job
     reads when there is much, and only the fullest ones count: ``per_s`` is what those read in the time that they took,
     and ``records`` the most that one has read. ``limited``: most of them left at least twice as much unread as they
-    read, so that larger ones are not to be expected. ``shortest_s`` is the least that any batch took.
+    read, so that larger ones are not to be expected. ``shortest_s`` is the least that any batch took, and ``fullest_s``
+    what the last one took of those that read the most.
     """
 
     per_s: float | None
     records: int
     limited: bool
     shortest_s: float
+    fullest_s: float
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class BatchLoad:
         ======================================  ==============================================================
         nothing                                 at once
         no more than a batch has read           one batch: the shortest one's time, and the records at capacity; but
-                                                no longer than what a batch read at most, at capacity
+                                                no longer than the batch that read the most
         more; the fullest batches were limited  at what capacity leaves beside what usually arrives; never, if nothing
         more; they were not, or there are few   not known: the next batch is larger than all there were
         ======================================  ==============================================================
@@ -98,8 +100,7 @@ class BatchLoad:
         if capacity.per_s is None or self.usually_arriving_per_s is None:
             return CatchUp(None)
         if unread <= capacity.records:
-            longest_s = capacity.records / capacity.per_s  # of a batch that read more
-            return CatchUp(min(capacity.shortest_s + unread / capacity.per_s, longest_s))
+            return CatchUp(min(capacity.shortest_s + unread / capacity.per_s, capacity.fullest_s))
         if not capacity.limited or self.batches < _BATCHES_MIN:
             return CatchUp(None)
         spare = capacity.per_s - self.usually_arriving_per_s
@@ -153,6 +154,7 @@ def _capacity(batches: Sequence[Mapping[str, Any]]) -> BatchCapacity:
         ordered[-1]["read"] if ordered else 0,
         left_much > len(fullest) / 2,
         min(map(_took_s, batches), default=0.0),
+        _took_s(ordered[-1]) if ordered else 0.0,
     )
 
 

@@ -312,10 +312,11 @@ class BatchCommitter:
     def _fills(self, job: str, beginning: RunProgram) -> dict[str, ViewFill]:
         """Return how views are filled that are new, or come back, of those that are there and have all their rows."""
         left = self.state_store.left_by(self.plan.app, job, beginning.at)
-        if left is None:
+        paths = view_paths(self.plan)
+        if left is None or not paths:
             return {}
         schemas = {schema.name: schema for schema in view_schemas(self.plan)}
-        declared = ProgramOutputs(beginning.outputs, schemas, view_paths(self.plan))
+        declared = ProgramOutputs(beginning.outputs, schemas, paths)
         change = compare_programs(
             left, beginning.program, declared, same_expressions=beginning.same_expressions
         )

@@ -34,7 +34,7 @@ def test_rates_are_those_between_the_first_and_the_last_batch():
     load = batch_load(records)
     # 400 were read in 4 seconds, and 40 fewer are unread: 360 have arrived.
     assert (load.batches, load.seconds, load.read_per_s, load.arriving_per_s) == (3, 4, 100, 90)
-    assert load.capacity == (300 / 1.6, 300, False, 1.2)
+    assert load.capacity == (300 / 1.6, 300, False, 1.2, 1.6)
     assert load.busy == pytest.approx(3.0 / 4)
     assert load.phases_ms == {"read": 900.0, "stages": 1800.0, "commit": 400.0}
     assert [(one.step, one.read, one.worked_ms, one.late) for one in load.steps] == [
@@ -86,6 +86,15 @@ class Job:
         return all_of_it
 
 
+@example(  # most batches were empty, also of the fullest quarter
+    each_s=0.05078125,
+    record_s=0.0078125,
+    used=0.01,
+    batch_max=15,
+    burst=0.02734375,
+    batches=35,
+    wait_s=0.0,
+)
 @example(  # no batch was short, but a record takes next to nothing of one
     each_s=0.0625, record_s=0.0078125, used=0.0625, batch_max=34, burst=0.0, batches=2, wait_s=5.0
 )
