@@ -91,6 +91,7 @@ class PatternCollection(Collection):
             measures=measures,
             unbounded=unbounded,
             name=name,
+            on_error=self.app.on_error,
         )
         return self._below(OperatorNode((node,), kernel), shape)
 
@@ -153,6 +154,7 @@ class PatternCollection(Collection):
             rows_per_match=rows_per_match,
             unbounded=unbounded,
             name=name,
+            on_error=self.app.on_error,
         )
         return self._below(OperatorNode((node,), kernel), shape)
 
