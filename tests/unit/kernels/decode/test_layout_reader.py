@@ -295,7 +295,22 @@ def test_these_whole_numbers_are_left(reader, text):
 
 @pytest.mark.parametrize(
     "text",
-    ["01", "-", "", ".5", "5.", "1e", "1e+", "+1", "1.e3", "NaN", "Infinity", "1e999", "1e-0000000001", "0x1"],
+    [
+        "01",
+        "-",
+        "",
+        ".5",
+        "5.",
+        "1e",
+        "1e+",
+        "+1",
+        "1.e3",
+        "NaN",
+        "Infinity",
+        "1e999",
+        "1e-0000000001",
+        "0x1",
+    ],
 )
 def test_these_numbers_are_left(reader, text):
     values = [b'{"x":-1.5e-3}', b'{"x":%s}' % text.encode()]
