@@ -3,12 +3,13 @@
 import random
 from itertools import pairwise
 
+import polars as pl
 from pattern_run import END, SCHEMA, SECOND, NothingToDeclareError, as_table, batch
 from row_pattern_model import declared
 
 import millstream as ms
 from millstream.errors import ConfigError, UserCodeError
-from millstream.kernels.frames import TIME
+from millstream.kernels.frames import ORDER, TIME
 from millstream.kernels.state.sorted_runs import MemoryRunStore
 from millstream.kernels.time.watermarks import NO_WATERMARK
 
@@ -27,15 +28,25 @@ def kernel_of(pattern, measures, rows="one", *, by="k", **options):
     return made.node.kernel
 
 
-def run(kernel, rows, batches, dice, *, end=END):
-    """Return what is emitted, as rows of all columns, in the order in which it came."""
+def run(kernel, rows, batches, dice, *, end=END, delay=0):
+    """Return what is emitted, as rows of all columns, in the order in which it came.
+
+    ``delay``: rows come in another order, each at most so many seconds after those of its time.
+    """
     table = as_table(rows)
+    if delay:
+        comes = [
+            time + random.Random(place).randrange(delay * SECOND)
+            for place, time in enumerate(table[TIME])
+        ]
+        table = table[sorted(range(table.height), key=comes.__getitem__)]
+        table = table.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias(ORDER))
     store, stored, before, made = MemoryRunStore(), None, NO_WATERMARK, []
     cuts = sorted(dice.randrange(table.height + 1) for _ in range(batches - 1))
     places = [0, *cuts, table.height]
     for start, stop in pairwise(places):
-        reached = int(table[TIME][stop - 1]) if stop else NO_WATERMARK
-        lag = dice.choice([0, 0, SECOND])
+        reached = int(table[TIME][:stop].max()) if stop else NO_WATERMARK
+        lag = dice.choice([0, 0, SECOND]) + delay * SECOND
         watermark = max(before, end if stop == table.height else reached - lag)
         stored, output = batch(kernel, store, stored, table[start:stop], before, watermark)
         made += [] if output is None else output.rows(named=True)

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from types import FunctionType, ModuleType
 from typing import Any, TypeVar, cast
 
@@ -21,8 +20,12 @@ _loading = threading.Lock()
 
 @cache
 def is_available() -> bool:
-    """Return whether numba is installed."""
-    return find_spec("numba") is not None
+    """Return whether numba is installed, and takes the numpy that is; it is loaded to see that."""
+    try:
+        import_module("numba")
+    except ImportError:
+        return False
+    return True
 
 
 def compiled(function: Function, *modules: ModuleType) -> Function:

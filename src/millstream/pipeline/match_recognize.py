@@ -9,6 +9,7 @@ import polars as pl
 
 from millstream.choices import choose, did_you_mean
 from millstream.errors import ConfigError
+from millstream.kernels.errors.user_code import OnError, UserCode
 from millstream.kernels.late import LATE_COLUMNS
 from millstream.kernels.patterns.measures import MATCH_END, MATCH_START
 from millstream.kernels.patterns.row_measures import RowMeasures, RowsPerMatch
@@ -22,7 +23,7 @@ from millstream.kernels.patterns.row_pattern import (
     rows_most,
 )
 from millstream.kernels.patterns.row_references import RowReference, readable, references_in
-from millstream.pipeline.checks import require_free, require_unreserved, type_of
+from millstream.pipeline.checks import declared_at, require_free, require_unreserved, type_of
 from millstream.pipeline.expressions import Column, as_expression
 from millstream.pipeline.patterns import check_events, matched_shape, require_one_value
 from millstream.pipeline.row_patterns import RowPattern
@@ -39,6 +40,7 @@ def build_match_recognize(
     rows_per_match: RowsPerMatch,
     unbounded: bool,
     name: str | None,
+    on_error: OnError,
 ) -> tuple[RowPatternMatch, StreamShape]:
     """Check what is declared; return the operator, and the shape of its rows."""
     if not isinstance(pattern, RowPattern):
@@ -53,8 +55,9 @@ def build_match_recognize(
     side_output = shape.late_policy == "side"
     if side_output:
         require_free(LATE_COLUMNS, shape.columns, "match_recognize gives late rows")
+    step = shape.names.unique(name or f"match_recognize({pattern.text})")
     kernel = RowPatternMatch(
-        shape.names.unique(name or f"match_recognize({pattern.text})"),
+        step,
         by,
         pattern.node,
         pattern.variables,
@@ -67,6 +70,7 @@ def build_match_recognize(
         tuple(shape.columns.items()),
         shape.lateness_us,
         side_output,
+        UserCode(step, declared_at(), on_error),
     )
     _ = kernel.tables  # says what cannot be compiled
     _check_bounded(pattern, kernel, unbounded=unbounded)

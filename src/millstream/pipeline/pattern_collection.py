@@ -73,14 +73,18 @@ class PatternCollection(Collection):
         not hold when the watermark has passed it never comes.
 
         Nothing identifies a match but all of its rows. So say what is to be the key of a view: with
-        ``skip("past_last")`` it is ``by`` and ``match_start``.
+        ``skip("past_last")`` it is ``by`` and ``match_start``, if no two rows of a key have the same time. Where they may, let a
+        measure name the first row, such as ``ms.matched("failed", "id").first()``, and put it into the key.
+
+        A match on which a measure fails becomes a dead letter, or stops the job, as the app's ``on_error`` says.
 
         Guarantees: the matches depend on the rows alone, however they are divided among batches. The state has the rows
             that wait, and those of partial matches, at most for ``within`` and the lateness.
 
         Raises:
             ConfigError: the pattern has no end; a condition or measure does not fit.
-            UserCodeError: when it runs: there are more than 50 million partial matches of the keys of a batch.
+            UserCodeError: when it runs: there are more than 50 million partial matches of the keys of a batch; a measure fails on
+                all of many matches.
         """
         columns = self.shape.key_columns(by, "match's by")
         node, shape = when_final(self.node, self.shape, columns, "match")
@@ -91,6 +95,7 @@ class PatternCollection(Collection):
             measures=measures,
             unbounded=unbounded,
             name=name,
+            on_error=self.app.on_error,
         )
         return self._below(OperatorNode((node,), kernel), shape)
 
@@ -133,7 +138,11 @@ class PatternCollection(Collection):
             name: The step's name.
 
         A match is emitted when no match that is preferred to it can take a row that may still come; its event time is when that
-        was decided. Rows wait for the watermark, and late ones are counted, as in :meth:`match`.
+        was decided. Rows wait for the watermark, and late ones are counted, as in :meth:`match`. A match, or a row of one, on which
+        a measure fails becomes a dead letter, or stops the job, as the app's ``on_error`` says.
+
+        Nothing identifies a match but its rows: matches may overlap, and rows of a key may have the same time. So say what is to be the
+        key of a view, such as ``partition_by`` and a measure that names the first row: ``ms.variable().first()["id"]``.
 
         Guarantees: what is emitted depends on the rows alone, however they are divided among batches. The state has the rows that
             wait, and those from where the next match of a key may begin, at most for ``within`` and the lateness.
@@ -153,6 +162,7 @@ class PatternCollection(Collection):
             rows_per_match=rows_per_match,
             unbounded=unbounded,
             name=name,
+            on_error=self.app.on_error,
         )
         return self._below(OperatorNode((node,), kernel), shape)
 

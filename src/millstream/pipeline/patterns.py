@@ -9,6 +9,7 @@ import polars as pl
 
 from millstream.choices import did_you_mean
 from millstream.errors import ConfigError
+from millstream.kernels.errors.user_code import OnError, UserCode
 from millstream.kernels.late import LATE_COLUMNS
 from millstream.kernels.patterns.conditions import Matched, matched_in
 from millstream.kernels.patterns.measures import MATCH_END, MATCH_START, Measures
@@ -24,7 +25,7 @@ from millstream.kernels.patterns.nfa import (
     build_nfa,
 )
 from millstream.kernels.patterns.operator import PatternMatch
-from millstream.pipeline.checks import require_free, require_unreserved, type_of
+from millstream.pipeline.checks import declared_at, require_free, require_unreserved, type_of
 from millstream.pipeline.expressions import Column, as_expression
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.sequences import (
@@ -46,6 +47,7 @@ def build_match(
     measures: Mapping[str, Column] | None,
     unbounded: bool,
     name: str | None,
+    on_error: OnError,
 ) -> tuple[PatternMatch, StreamShape]:
     """Check what is declared; return the operator, and the shape of its rows."""
     if not isinstance(pattern, PatternSequence):
@@ -67,8 +69,9 @@ def build_match(
     side_output = shape.late_policy == "side"
     if side_output:
         require_free(LATE_COLUMNS, shape.columns, "match gives late rows")
+    name = shape.names.unique(name or f"match({', '.join(declared.steps)})")
     kernel = PatternMatch(
-        shape.names.unique(name or f"match({', '.join(declared.steps)})"),
+        name,
         by,
         nfa,
         tuple(declared.conditions),
@@ -78,6 +81,7 @@ def build_match(
         tuple(shape.columns.items()),
         shape.lateness_us,
         side_output,
+        UserCode(name, declared_at(), on_error),
     )
     _ = kernel.compiled  # says what cannot be compiled
     return kernel, matched_shape(shape, types, side_output=side_output)

@@ -7,7 +7,7 @@ import pytest
 
 import millstream as ms
 from millstream import testing
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, UserCodeError
 
 SCHEMA = {"at": datetime, "k": str, "v": str, "n": int, "day": date, "ok1": bool, "ok2": bool}
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -103,3 +103,20 @@ def test_what_has_no_value_is_refused(declare, said):
     with pytest.raises(ConfigError) as refused:
         stream.match(pattern.within("1 minute"), by="k", measures=measures)
     assert said in str(refused.value)
+
+
+def test_a_match_on_which_a_measure_fails_is_a_dead_letter_and_the_others_are_there():
+    rows = [row(0, "a", 1), row(1, "b", 1), row(5, "a", 300), row(6, "b", 1)]
+    measures = {"small": ms.matched("a", "n").last().cast(pl.Int8)}
+    for on_error in ("dead-letter", "stop"):
+        app = ms.App("p", log="unused", buckets=2, on_error=on_error)
+        topic = app.topic("t", SCHEMA, key="k", partitions=1)
+        stream = topic.stream(time="at", watermark=ms.watermark("0 seconds", idle=None))
+        stream.match(AB, by="k", measures=measures).view("out", key="match_start")
+        if on_error == "stop":
+            with pytest.raises(UserCodeError, match=r"step 'match\(a, b\)' failed: .*declared at"):
+                testing.run(app, {"t": [*rows, row(99_999, "z")]}, batches=2)
+            continue
+        out = testing.run(app, {"t": [*rows, row(99_999, "z")]}, batches=2)
+        assert out["out"]["small"].to_list() == [1]
+        assert out.dead["step"].to_list() == ["match(a, b)"]

@@ -8,7 +8,7 @@ import pytest
 
 import millstream as ms
 from millstream import testing
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, UserCodeError
 from millstream.kernels.patterns.row_pattern import VARIABLES_MAX
 
 SCHEMA = {"at": datetime, "k": str, "v": str, "n": int, "x": float, "tags": list[str]}
@@ -200,12 +200,21 @@ END = testing.Watermark("t", at=START + timedelta(days=1))
 ROWS = [row(1, 9), row(2, 7, v="b"), row(3, 8), row(4, 5, v="c"), row(5, 3, v="d"), END]
 
 
-def through_an_app(pattern, given=ROWS, *, side=None, partitions=4, **options):
-    app = ms.App("p", log="unused", buckets=2)
+def through_an_app(
+    pattern,
+    given=ROWS,
+    *,
+    side=None,
+    partitions=4,
+    key="match_start",
+    on_error="dead-letter",
+    **options,
+):
+    app = ms.App("p", log="unused", buckets=2, on_error=on_error)
     topic = app.topic("t", SCHEMA, key="k", partitions=partitions)
     stream = topic.stream(time="at", watermark=ms.watermark("0 seconds", idle=None), **side or {})
     made = stream.match_recognize(pattern, partition_by="k", **options)
-    made.view("out", key=["k", "match_start"])
+    made.view("out", key=["k", key])
     if side is not None:
         made.late.view("late", key="n")
     return testing.run(app, {"t": given}, batches=3, crash=1)
@@ -252,3 +261,46 @@ def test_a_match_is_within_as_long_as_it_says():
     pattern = ms.row_pattern("A B", define={"A": N == 1, "B": N == 2}, within="1 hour")
     for seconds, matches in ((3599.999, 1), (3600, 1), (3600.001, 0)):
         assert through_an_app(pattern, [row(0, 1), row(seconds, 2), END])["out"].height == matches
+
+
+NUMBER = B["v"].cast(pl.Int64)  # fails where v is no number
+NUMBERS = [row(1, 1, v="1"), row(2, 2, v="2"), row(3, 1, v="3"), row(4, 2, v="x"), END]
+
+
+@pytest.mark.parametrize("rows_per_match", ["one", "all"])
+def test_a_match_on_which_a_measure_fails_is_a_dead_letter_and_the_others_are_there(rows_per_match):
+    pattern = ms.row_pattern("A B", define={"A": N == 1, "B": N == 2}, **HOUR)
+    key = "match_start" if rows_per_match == "one" else "at"
+    out = through_an_app(
+        pattern, NUMBERS, measures={"v2": NUMBER}, rows_per_match=rows_per_match, key=key
+    )
+    assert out["out"]["v2"].drop_nulls().to_list() == [2]
+    (dead,) = out.dead.to_dicts()
+    assert dead["step"] == "match_recognize(A B)"
+    assert "'x'" in dead["reason"].replace('"', "'")
+    with pytest.raises(UserCodeError, match=r"step 'match_recognize\(A B\)' failed: .*declared at"):
+        through_an_app(pattern, NUMBERS, measures={"v2": NUMBER}, on_error="stop")
+
+
+def test_of_a_row_that_no_match_has_measures_are_null_whatever_they_say():
+    out = through_an_app(
+        ms.row_pattern("A B", define={"A": N == 9}, **HOUR),
+        rows_per_match="all_with_unmatched",
+        key="n",
+        measures={
+            "list": A.final.list("n"),
+            "one": pl.lit(1),
+            "count": A.count().fill_null(7),
+            "key": pl.col("k"),
+        },
+    )["out"].sort("n")
+    assert out["n"].to_list() == [3, 5, 7, 8, 9]
+    for name, matched in (("list", "[9]"), ("one", 1), ("count", 1), ("key", "x")):
+        assert out[name].to_list() == [None, None, matched, None, matched], name
+
+
+def test_a_measure_sees_when_a_match_without_rows_began():
+    pattern = ms.row_pattern("A*", define={"A": N == 7}, **HOUR)
+    out = through_an_app(pattern, measures={"began": pl.col("match_start")})["out"]
+    assert out.height == 5
+    assert out["began"].to_list() == out["match_start"].to_list()

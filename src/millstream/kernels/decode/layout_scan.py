@@ -21,6 +21,7 @@ TEXT, NUMBER, WHOLE, TRUTH, TIME = range(5)
 _WORD = 8
 _DIGITS_MAX = 18  # more may not fit into 64 bits
 _FRACTION_DIGITS = 6
+_EXPONENT_DIGITS = 9  # what has more, the parser by row may refuse
 _QUOTE, _ESCAPE, _BLANK = 0x22, 0x5C, 0x20
 _ZERO, _NINE, _MINUS, _PLUS, _POINT, _COLON = 0x30, 0x39, 0x2D, 0x2B, 0x2E, 0x3A
 _SMALL_E, _LARGE_E, _TEE, _ZED = 0x65, 0x45, 0x54, 0x5A
@@ -127,7 +128,7 @@ def number_end(data: Array, at: Int, end: Int) -> Int:
         if at < end and (data[at] == _MINUS or data[at] == _PLUS):
             at += 1
         first, at = at, digits_end(data, at, end)
-        if at == first:
+        if at == first or at > first + _EXPONENT_DIGITS:
             return _NOT_READ
     return at
 

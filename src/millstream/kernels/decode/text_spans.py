@@ -27,7 +27,8 @@ _WORD = 8
 _DIGITS_MAX = 18  # more may not fit into 64 bits
 _FRACTION_DIGITS = 6
 _INLINE = 12  # bytes of a text that Arrow's view of it holds itself
-_NUMBER = r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?$"
+# An exponent of more digits is left: the parser by row may refuse it.
+_NUMBER = r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,9})?$"
 _VIEW = 16
 _ZERO, _MINUS, _ZED, _POINT, _COLON, _TEE, _BLANK = b"0-Z.:T "
 # Of a time such as 2026-01-31T12:00: where its digits are, and to what they add, in year, month, day, hour, minute.

@@ -1,4 +1,7 @@
-"""What is emitted of matches: the key, when they began and ended, and measures of their rows."""
+"""What is emitted of matches: the key, when they began and ended, and measures of their rows.
+
+Measures are code of the user's: where one fails on a match, that match becomes a dead letter.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,51 @@ import numpy as np
 import polars as pl
 
 from millstream.kernels.arrays import Int64s
+from millstream.kernels.errors.dead_letter_collector import FailedRows
+from millstream.kernels.errors.user_code import UserCode
 from millstream.kernels.frames import TIME, to_datetimes
 from millstream.kernels.patterns.conditions import Matched, matched_in
 
 MATCH_START, MATCH_END = "match_start", "match_end"
 _MATCH = "__match"
+_PLACE = "__place"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What measures give: ``table`` has the rows on which none fails, ``places`` where these were; ``failed`` are the others."""
+
+    table: pl.DataFrame
+    places: Int64s
+    failed: tuple[FailedRows, ...]
+
+
+def measured(
+    own: pl.DataFrame,
+    given: pl.DataFrame,
+    expressions: Sequence[tuple[str, pl.Expr]],
+    code: UserCode,
+) -> Measured:
+    """Add measures to the ``own`` columns of what is emitted; they look at the columns of ``given``, row by row.
+
+    Raises:
+        UserCodeError: a measure fails, and failing rows are to stop the job, or all of many do.
+    """
+
+    def measure(table: pl.DataFrame) -> list[pl.Series]:
+        # Not by select: a measure that looks at nothing, such as a literal, is one value there.
+        made = table.with_columns(expression.alias(name) for name, expression in expressions)
+        return [made[name] for name, _ in expressions]
+
+    every = np.arange(own.height)
+    done = code.run(measure, given.with_columns(pl.Series(_PLACE, every)))
+    if not done.failing.height:
+        assert done.result is not None
+        return Measured(own.hstack(done.result), every, ())
+    failed = (FailedRows(code.step, own[done.failing[_PLACE].to_numpy()], done.reasons),)
+    places = done.passing[_PLACE].to_numpy()
+    kept = own[places]
+    return Measured(kept if done.result is None else kept.hstack(done.result), places, failed)
 
 
 @dataclass(frozen=True)
@@ -38,7 +81,9 @@ class Measures:
         asked = {one.column for one in self.matched.values() if one.aggregate != "count"}
         return every if None in asked else [name for name in every if name in asked]
 
-    def of(self, by: Sequence[str], rows: pl.DataFrame, found: Int64s, count: int) -> pl.DataFrame:
+    def of(
+        self, by: Sequence[str], rows: pl.DataFrame, found: Int64s, count: int, code: UserCode
+    ) -> Measured:
         """Return a row for each of ``count`` matches.
 
         ``found`` has the rows of the matches, as (number of the match, row, step), match by match in their order.
@@ -59,11 +104,7 @@ class Measures:
             mine = states == self.steps.index(matched.step)
             lists = _lists(matched, found[mine], rows, count, self.columns)
             hidden.append(_aggregate(lists, matched).cast(matched.dtype(types)).alias(name))
-        # Not by select: a measure that looks at nothing, such as a literal, is one value there.
-        made = table.hstack(hidden).with_columns(
-            expression.alias(name) for name, expression in self.expressions
-        )
-        return made[[*table.columns, *(name for name, _ in self.expressions)]]
+        return measured(table, table.hstack(hidden), self.expressions, code)
 
 
 def _first_of(matches: Int64s, backwards: int | None = None) -> Int64s:

@@ -17,7 +17,7 @@ a partial match nor a row that may begin one are left out. What remains goes thr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from operator import or_
 
@@ -25,9 +25,10 @@ import numpy as np
 import polars as pl
 
 from millstream.errors import UserCodeError
+from millstream.kernels.errors.user_code import UserCode
 from millstream.kernels.frames import HASH, RELEASED, RELEASED_TIE, TIME, WEIGHT
 from millstream.kernels.joins.versions import TIE
-from millstream.kernels.operator import BatchContext, OperatorResult
+from millstream.kernels.operator import NOT_DEFINING, BatchContext, OperatorResult
 from millstream.kernels.patterns import tables as m
 from millstream.kernels.patterns.automaton import SkipStrategy, new_work, tables_of
 from millstream.kernels.patterns.compiled import match_keys
@@ -67,7 +68,8 @@ class PatternMatch(PatternOperator):
     measures: Measures
     columns: tuple[tuple[str, pl.DataType], ...]
     lateness_us: int
-    side_output: bool = False
+    side_output: bool
+    code: UserCode = field(metadata=NOT_DEFINING)
 
     @cached_property
     def compiled(self) -> CompiledConditions:
@@ -135,7 +137,7 @@ class _SequenceBatch(PatternBatch):
         assert int(batch.were_held().sum()) == (0 if known.rows is None else known.rows.height)
         self.count(kept, known)
         self._set_timers(batch, work)
-        result.rows = self._rows(batch, work)
+        result.rows = self._rows(batch, work, result)
 
     def _run(self, batch: KeyedBatch) -> m.Work:
         """Run the automaton, with more room where it had too little."""
@@ -184,17 +186,20 @@ class _SequenceBatch(PatternBatch):
         assert self.operator.within_us is not None
         self.timers.add(rows[TIME].to_numpy() + self.operator.within_us, rows[HASH].to_numpy())
 
-    def _rows(self, batch: KeyedBatch, work: m.Work) -> pl.DataFrame | None:
+    def _rows(self, batch: KeyedBatch, work: m.Work, result: OperatorResult) -> pl.DataFrame | None:
         """Return the rows of matches, in the order in which they were decided."""
         count = int(work.numbers[m.MATCHES])
         if not count:
             return None
         operator, rows = self.operator, batch.rows
         found = matched_rows(work)
-        table = operator.measures.of(operator.by, rows, found, count)
-        entry, time_us, decided = work.matches[:count].T
+        made = operator.measures.of(operator.by, rows, found, count, operator.code)
+        result.failed = made.failed
+        if not len(made.places):
+            return None
+        entry, time_us, decided = work.matches[:count][made.places].T
         first = work.entries[work.entries[entry, m.ROOT], m.ROW]
         tie = rows[TIE][np.where(decided < 0, first, decided)]
         times = pl.Series(TIME, time_us)
-        made = table.hstack([times, times.alias(RELEASED), tie.alias(RELEASED_TIE)])
-        return made.sort(RELEASED, RELEASED_TIE, maintain_order=True)
+        table = made.table.hstack([times, times.alias(RELEASED), tie.alias(RELEASED_TIE)])
+        return table.sort(RELEASED, RELEASED_TIE, maintain_order=True)

@@ -8,7 +8,7 @@ of a batch at once: those of the whole match (``final``), or of its rows up to t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -16,9 +16,10 @@ import numpy as np
 import polars as pl
 
 from millstream.kernels.arrays import Bools, Int64s
+from millstream.kernels.errors.user_code import UserCode
 from millstream.kernels.frames import TIME, to_datetimes
 from millstream.kernels.patterns import row_tables as t
-from millstream.kernels.patterns.measures import MATCH_END, MATCH_START
+from millstream.kernels.patterns.measures import MATCH_END, MATCH_START, Measured, measured
 from millstream.kernels.patterns.row_pattern import sets_of
 from millstream.kernels.patterns.row_references import RowReference, references_in
 from millstream.kernels.patterns.tables import Places
@@ -73,20 +74,30 @@ class RowMeasures:
             return every
         return [name for name in every if name in asked]
 
-    def of(self, by: Sequence[str], found: FoundMatches) -> tuple[pl.DataFrame, Int64s]:
-        """Return what is emitted, in the order of the matches, and which match each row is of."""
+    def of(self, by: Sequence[str], found: FoundMatches, code: UserCode) -> tuple[Measured, Int64s]:
+        """Return what is emitted, in the order of the matches, and which match each row is of.
+
+        Of a row that no match has, measures are null, whatever they say. Of a match without rows there is no current row.
+        """
         emitted = _Emitted(self, found)
         table = emitted.table()
         masked = table.select(pl.when(pl.Series(emitted.is_matched)).then(pl.all()))
-        kept = [name for name in by if name in table.columns]
-        masked = masked.with_columns(table[name] for name in kept)
-        hidden = [emitted.value(one).alias(name) for name, one in self.references.items()]
-        measured = masked.hstack(hidden).with_columns(
-            expression.alias(name) for name, expression in self.expressions
+        one = self.rows_per_match == "one"
+        masked = masked.with_columns(
+            table[name] for name in (*by, *([MATCH_START] if one else [])) if name in table.columns
         )
-        own = [*by, MATCH_START, MATCH_END] if self.rows_per_match == "one" else self.columns_read
-        made = table[own].hstack([measured[name] for name, _ in self.expressions])
-        return made, emitted.match
+        hidden = [emitted.value(one).alias(name) for name, one in self.references.items()]
+        own = [*by, MATCH_START, MATCH_END] if one else self.columns_read
+        made = measured(table[own], masked.hstack(hidden), self.expressions, code)
+        match = emitted.match[made.places]
+        if self.rows_per_match != "all_with_unmatched" or not len(match):
+            return made, match
+        in_a_match = pl.Series(emitted.lengths[match] != t.UNMATCHED)
+        nulled = [
+            values.zip_with(in_a_match, pl.Series([None], dtype=values.dtype))
+            for values in (made.table[name] for name, _ in self.expressions)
+        ]
+        return replace(made, table=made.table.with_columns(nulled)), match
 
 
 @dataclass(frozen=True)
@@ -155,8 +166,7 @@ class _Emitted:
     def value(self, reference: RowReference) -> pl.Series:
         """Return a reference's value for each row."""
         if reference.kind == "match_number":
-            number = pl.Series(self.found.matches[self.match, t.COUNTED])
-            return number.set(pl.Series(self.lengths[self.match] == t.UNMATCHED), None)
+            return pl.Series(self.found.matches[self.match, t.COUNTED])
         members = _Members.of(self, reference)
         if reference.navigates:
             return self._row_value(reference, members)
@@ -202,8 +212,7 @@ class _Emitted:
         """Return an aggregate of the rows that are members, up to the current row or of the whole match."""
         dtype = reference.dtype(dict(self.measures.columns))
         if reference.kind == "count" and reference.column is None:
-            counts = pl.Series(members.seen, dtype=pl.Int64)
-            return counts.set(pl.Series(self.lengths[self.match] == t.UNMATCHED), None)
+            return pl.Series(members.seen, dtype=pl.Int64)
         running = members.running(reference, dtype)
         some = members.seen > 0
         place = np.where(some, members.first + members.seen - 1, 0)
@@ -211,12 +220,8 @@ class _Emitted:
             return self._lists(running, members, dtype)
         empty = pl.Series([0 if reference.kind == "count" else None], dtype=dtype)
         if not running.len():
-            made = empty.new_from_index(0, len(some))
-        else:
-            made = running[place].cast(dtype).zip_with(pl.Series(some), empty)
-        if reference.kind == "count":
-            made = made.set(pl.Series(self.lengths[self.match] == t.UNMATCHED), None)
-        return made
+            return empty.new_from_index(0, len(some))
+        return running[place].cast(dtype).zip_with(pl.Series(some), empty)
 
     def _lists(self, values: pl.Series, members: _Members, dtype: pl.DataType) -> pl.Series:
         """Return the values of whole matches as lists."""

@@ -13,7 +13,7 @@ first row's time + ``within`` + L, and what is before can be forgotten.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from operator import or_
 from typing import Literal, NoReturn
@@ -23,9 +23,10 @@ import polars as pl
 
 from millstream.errors import UserCodeError
 from millstream.kernels.arrays import Int64s
+from millstream.kernels.errors.user_code import UserCode
 from millstream.kernels.frames import HASH, RELEASED, RELEASED_TIE, TIME, WEIGHT, to_datetimes
 from millstream.kernels.joins.versions import TIE
-from millstream.kernels.operator import BatchContext, OperatorResult
+from millstream.kernels.operator import NOT_DEFINING, BatchContext, OperatorResult
 from millstream.kernels.patterns import row_tables as t
 from millstream.kernels.patterns.compiled import match_row_patterns
 from millstream.kernels.patterns.keyed_matches import Known
@@ -86,7 +87,8 @@ class RowPatternMatch(PatternOperator):
     measures: RowMeasures
     columns: tuple[tuple[str, pl.DataType], ...]
     lateness_us: int
-    side_output: bool = False
+    side_output: bool
+    code: UserCode = field(metadata=NOT_DEFINING)
 
     @cached_property
     def compiled(self) -> RowConditions:
@@ -198,7 +200,7 @@ class _RowPatternBatch(PatternBatch):
         self.matches.write(touched, known, kept)
         self.count(kept, known)
         self._set_timers(batch, work)
-        result.rows = self._rows(batch, work)
+        result.rows = self._rows(batch, work, result)
 
     def _run(self, batch: RowPatternBatch) -> t.RowWork:
         """Run the matcher, with more room where it had too little."""
@@ -217,7 +219,7 @@ class _RowPatternBatch(PatternBatch):
             if taken >= _ROWS_MAX or depth >= _ROWS_MAX:
                 raise UserCodeError(
                     f"The matches of step {operator.name!r} have more than {_ROWS_MAX:,} rows in a batch. Give a "
-                    'shorter within, or skip="past last row" instead of "to next row".',
+                    'shorter within, or after_match="past last row" instead of "to next row".',
                     step=operator.name,
                 )
             depth, taken = (4 * depth, taken) if full == t.DEPTH_FULL else (depth, 4 * taken)
@@ -271,7 +273,9 @@ class _RowPatternBatch(PatternBatch):
         later = times > self.until_us
         self.timers.add(times[later], rows[HASH].to_numpy()[later])
 
-    def _rows(self, batch: RowPatternBatch, work: t.RowWork) -> pl.DataFrame | None:
+    def _rows(
+        self, batch: RowPatternBatch, work: t.RowWork, result: OperatorResult
+    ) -> pl.DataFrame | None:
         """Return what is emitted, in the order in which it was decided."""
         operator = self.operator
         matches = work.matches[: work.numbers[t.MATCHES]]
@@ -281,13 +285,14 @@ class _RowPatternBatch(PatternBatch):
         found = FoundMatches(
             batch.rows, batch.group, batch.rows_of, matches, taken, operator.within_us
         )
-        table, match = operator.measures.of(operator.by, found)
-        if not table.height:
+        made, match = operator.measures.of(operator.by, found, operator.code)
+        result.failed = made.failed
+        if not len(match):
             return None
         times = pl.Series(TIME, matches[match, t.TIME_US])
         tie = batch.rows[TIE][matches[match, t.ROW]].alias(RELEASED_TIE)
-        made = table.hstack([times, times.alias(RELEASED), tie])
-        return made.sort(RELEASED, RELEASED_TIE, maintain_order=True)
+        table = made.table.hstack([times, times.alias(RELEASED), tie])
+        return table.sort(RELEASED, RELEASED_TIE, maintain_order=True)
 
 
 def _ranked(operator: RowPatternMatch, rows: pl.DataFrame, whole: Int64s) -> tuple[Int64s, Int64s]:

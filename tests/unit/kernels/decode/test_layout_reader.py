@@ -6,6 +6,7 @@ scanner, which runs compiled. Here it runs as it is, as Python, and once compile
 
 import json
 import math
+import sys
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
@@ -173,6 +174,26 @@ def test_a_record_has_the_same_fate_alone_and_among_others_that_are_alike(reader
         assert errors.get(at) == dict(alone.errors).get(0)
 
 
+@pytest.mark.parametrize("member", ["x", "other"])
+@pytest.mark.parametrize(
+    "text",
+    ["1e99999999999999999999", "0e99999999999999999999", "1e-99999999999999999999", "9" * 5000],
+)
+def test_a_number_beyond_what_parsers_take_has_the_same_fate_alone_and_among_others(
+    reader, monkeypatch, member, text
+):
+    fields = (Field.of("x", Scalar("float"), required=True),)
+    good = b'{"x":1.5,"other":1}'
+    odd = b'{"x":%s,"other":%s}' % tuple(
+        text.encode() if name == member else b"1" for name in ("x", "other")
+    )
+    alone = JsonDecoder(fields).decode(pa.array([odd], pa.binary()))
+    monkeypatch.setattr(layout_reader, "_WORTHWHILE", 1)
+    together = JsonDecoder(fields).decode(pa.array([good, good, odd], pa.binary()))
+    assert together.table.slice(2).to_pylist() == alone.table.to_pylist()
+    assert [why for _, why in together.errors] == [why for _, why in alone.errors]
+
+
 COMMON = b'{"n":%d,"s":"%s","t":"2026-01-31T12:00:%02d.%03dZ","x":%s,"b":%s}'
 
 
@@ -274,7 +295,22 @@ def test_these_whole_numbers_are_left(reader, text):
 
 @pytest.mark.parametrize(
     "text",
-    ["01", "-", "", ".5", "5.", "1e", "1e+", "+1", "1.e3", "NaN", "Infinity", "1e999", "0x1"],
+    [
+        "01",
+        "-",
+        "",
+        ".5",
+        "5.",
+        "1e",
+        "1e+",
+        "+1",
+        "1.e3",
+        "NaN",
+        "Infinity",
+        "1e999",
+        "1e-0000000001",
+        "0x1",
+    ],
 )
 def test_these_numbers_are_left(reader, text):
     values = [b'{"x":-1.5e-3}', b'{"x":%s}' % text.encode()]
@@ -332,3 +368,19 @@ def test_the_scanner_is_compiled_once_a_process_has_read_many_objects(monkeypatc
     without_numba, _ = read_alike(values, pa.schema(TYPES))
     assert not asked
     assert without_numba.equals(before)
+
+
+def test_a_numba_that_does_not_load_is_as_good_as_none(monkeypatch, tmp_path):
+    package = tmp_path / "numba"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('Numba needs NumPy 1.0 or less')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "numba", raising=False)
+    monkeypatch.setattr(layout_reader, "COMPILED_OBJECTS_MIN", 0)
+    jit.is_available.cache_clear()
+    try:
+        values = pa.array([common(number) for number in range(2000)], pa.binary())
+        _, read = read_alike(values, pa.schema(TYPES))
+    finally:
+        jit.is_available.cache_clear()
+    assert read.all()

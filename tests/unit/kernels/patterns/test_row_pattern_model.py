@@ -1,11 +1,16 @@
 """Random row patterns over random rows give what the naive model says, however they are divided among batches."""
 
 import os
+import random
 
+import numpy as np
 import pytest
 from pattern_run import NothingToDeclareError
 from row_pattern_model import CannotSkipError, Draw, TooManyTriesError, declared, model
-from row_pattern_run import kernel_of_drawn, result
+from row_pattern_run import kernel_of_drawn, result, run
+
+from millstream.errors import UserCodeError
+from millstream.kernels.patterns import row_operator
 
 PATTERNS = int(os.environ.get("MILLSTREAM_TEST_PATTERNS", "40"))
 FIRST = int(os.environ.get("MILLSTREAM_TEST_FIRST_PATTERN", "0"))
@@ -20,6 +25,45 @@ def test_random_row_patterns_give_what_the_model_says(start):
         assert not problems, "\n".join(problems)
         emitted_rows += rows
     assert emitted_rows
+
+
+def test_rows_that_come_in_another_order_give_the_same_in_any_batches():
+    emitted_rows = 0
+    for seed in range(4000, 4008):
+        draw = Draw(seed)
+        pattern, rows = draw.pattern(), {key: draw.rows(10) for key in "vwxyz"}
+        try:
+            kernel = kernel_of_drawn(pattern)
+            one, many = (
+                run(kernel, rows, batches, random.Random(seed), delay=6) for batches in (1, 12)
+            )
+        except (NothingToDeclareError, UserCodeError):  # it cannot skip
+            continue
+        assert [ordered(row) for row in one] == [ordered(row) for row in many], seed
+        emitted_rows += len(one)
+    assert emitted_rows > 50
+
+
+def ordered(row):
+    return {name: value for name, value in row.items() if name != "__released"}
+
+
+def test_a_matcher_that_has_too_little_room_begins_again_with_more(monkeypatch):
+    made = row_operator._new_work
+    rooms = []
+
+    def small(tables, keys, depth, taken):
+        rooms.append((depth, taken))
+        work = made(tables, keys, depth, taken // 2000 + 1)
+        return work._replace(stack=np.zeros((depth + 1, 2), np.int64))
+
+    monkeypatch.setattr(row_operator, "_DEPTH_FIRST", 1)
+    monkeypatch.setattr(row_operator, "_new_work", small)
+    for seed in range(2000, 2010):
+        problems, _ = compared(seed)
+        assert not problems, "\n".join(problems)
+    assert {depth > 1 for depth, _ in rooms} == {False, True}
+    assert max(taken for _, taken in rooms) > 4000
 
 
 def compared(seed):
