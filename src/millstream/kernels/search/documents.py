@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -55,19 +56,8 @@ class Vocabulary:
 
     def beginning_with(self, text: str) -> tuple[int, int]:
         """Return the range of the numbers of the texts that begin so."""
-        low = _bisect(self._listed, text)
-        return low, _bisect(self._listed, f"{text}\U0010ffff")
-
-
-def _bisect(texts: list[str], text: str) -> int:
-    low, high = 0, len(texts)
-    while low < high:
-        middle = (low + high) // 2
-        if texts[middle] < text:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+        low = bisect_left(self._listed, text)
+        return low, bisect_right(self._listed, text, low, key=lambda one: one[: len(text)])
 
 
 @dataclass(frozen=True)
