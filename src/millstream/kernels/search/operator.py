@@ -74,7 +74,7 @@ from millstream.kernels.time.watermarks import delayed_watermark
 
 SHARD = "__shard"  # Int64: of a query, and of a copy of a row
 _SEEN = (SPLIT, WATERMARK_SEEN)
-_PAIRS_MAX = 2_000_000  # are made and verified at a time: some 200 MB
+_PAIRS_MAX = 1_000_000  # are made and verified at a time: some 400 MB
 
 
 @dataclass(frozen=True)

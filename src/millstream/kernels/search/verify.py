@@ -32,7 +32,7 @@ from millstream.kernels.search.geography import inside, near
 from millstream.kernels.search.language import whole_word
 
 _NO_TERM = -1
-_TRUTHS_MAX = 4_000_000  # of conditions, at a time: some 300 MB
+_TRUTHS_MAX = 2_000_000  # of conditions, at a time: some 150 MB
 
 
 @dataclass(frozen=True)
