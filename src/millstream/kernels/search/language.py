@@ -174,6 +174,7 @@ class _Parser:
                 )
         if self.text.startswith("*:*", start) and self._is_end(start + 3):
             self.at += 3
+            self._count(1, start)
             return Everything()
         name = self._field_name()
         if name is None:
@@ -210,10 +211,13 @@ class _Parser:
         for number in numbers:
             self.at = at
             made.append(make(number, self.fields[number], at, scoped=scoped))
-        self.conditions += len(made)
+        self._count(len(made), at)
+        return made[0] if len(made) == 1 else AnyOf(1, tuple(made))
+
+    def _count(self, conditions: int, at: int) -> None:
+        self.conditions += conditions
         if self.conditions > CONDITIONS_MAX:
             raise QueryError(f"it has more than {CONDITIONS_MAX} conditions", at)
-        return made[0] if len(made) == 1 else AnyOf(1, tuple(made))
 
     def _text_condition(
         self, number: int, field: SearchField, at: int, *, scoped: bool

@@ -32,7 +32,7 @@ from millstream.kernels.search.geography import inside, near
 from millstream.kernels.search.language import whole_word
 
 _NO_TERM = -1
-_TRUTHS_MAX = 2_000_000  # of conditions, at a time: some 150 MB
+_TRUTHS_MAX = 2_000_000  # of conditions, and of what combines them, at a time: some 150 MB
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class QueryVerifier:
         found = np.zeros(len(doc), np.bool_)
         # By query: what is found once for each condition is then wanted in one part, or two.
         order = np.lexsort((query, self._shape_numbers[query]))
-        counts = np.diff(self.conditions.starts)[query[order]]
-        for first, end in parts_of(counts, _TRUTHS_MAX):
+        sizes = self._shape_sizes[self._shape_numbers[query[order]]]
+        for first, end in parts_of(sizes, _TRUTHS_MAX):
             at = order[first:end]
             found[at] = self._matches(doc[at], query[at])
         return found
@@ -105,6 +105,11 @@ class QueryVerifier:
     def _shape_numbers(self) -> Int64s:
         numbers = {shape: number for number, shape in enumerate(self._shapes)}
         return np.array([numbers[shape] for shape in self.conditions.shapes], np.int64)
+
+    @cached_property
+    def _shape_sizes(self) -> Int64s:
+        # A deletion has no shape.
+        return np.array([len((shape or "").split()) for shape in self._shapes], np.int64)
 
     def _truths(self, doc: Int64s, query: Int64s) -> Bools:
         """Return whether each condition of each pair is true, pair by pair."""

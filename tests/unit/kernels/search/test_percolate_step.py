@@ -203,6 +203,10 @@ def test_a_beginning_is_that_of_a_word_with_the_last_character_behind_it():
         ("/a(?=b)/", "the regular expression is wrong: look-around"),
         ("at:20260131", "'20260131' is not a time, to the microsecond. Write it as"),
         ("at:>2026-01-31T12:00:00.1234567Z", "is not a time, to the microsecond"),
+        (
+            "*:* " * 1025,
+            "wrong at character 4097, near ':* *:* *:* *:* *:* ': it has more than 1024",
+        ),
         (f"{'x' * 50_000}:y", "there is no field 'xxx"),
     ],
 )
