@@ -62,10 +62,10 @@ from millstream.kernels.search.compiled_queries import (
     QueryLanguage,
     compile_queries,
 )
-from millstream.kernels.search.documents import Documents
+from millstream.kernels.search.documents import Documents, text_bytes
 from millstream.kernels.search.highlight import Highlight, fragments
 from millstream.kernels.search.postings import Candidates, Postings
-from millstream.kernels.search.verify import QueryVerifier, StoredConditions
+from millstream.kernels.search.verify import QueryVerifier, StoredConditions, parts_of
 from millstream.kernels.state.keyhash import Hashes, hash_columns
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
@@ -74,6 +74,7 @@ from millstream.kernels.time.watermarks import delayed_watermark
 
 SHARD = "__shard"  # Int64: of a query, and of a copy of a row
 _SEEN = (SPLIT, WATERMARK_SEEN)
+_TEXT_BYTES_MAX = 16 << 20  # are divided into words at a time: some 450 MB
 _PAIRS_MAX = 1_000_000  # are made and verified at a time: some 400 MB
 
 
@@ -294,6 +295,13 @@ class _PercolateBatch:
         self, due: pl.DataFrame, queries: pl.DataFrame | None
     ) -> Iterator[pl.DataFrame | None]:
         """Yield the rows, a part of them at a time, with the queries that match them."""
+        # Rows that waited long come due together, and their words take many times the memory of their text.
+        for first, end in parts_of(text_bytes(due, self.step.language.fields), _TEXT_BYTES_MAX):
+            yield from self._matched_part(due[first:end], queries)
+
+    def _matched_part(
+        self, due: pl.DataFrame, queries: pl.DataFrame | None
+    ) -> Iterator[pl.DataFrame | None]:
         step = self.step
         documents = Documents(due, step.language.fields)
         candidates = self._candidates(documents, queries)

@@ -219,13 +219,14 @@ def test_what_could_not_be_tried_is_refused_shortly_before_it_is_stored(text, sa
     assert "This error occurred" not in reason
 
 
-def test_pairs_and_conditions_are_looked_at_a_few_at_a_time(monkeypatch):
+def test_rows_pairs_and_conditions_are_looked_at_a_few_at_a_time(monkeypatch):
     texts = ["NOT x", "*:*", "AT LEAST 2 OF (a, b, c)", "a b", "b* OR /c./ OR count:[1 TO 3]"]
     queries = [Query(str(number), text, at(0)) for number, text in enumerate(texts)]
     documents = [document(n, n, title="a b cc x"[: 2 * n], count=n) for n in range(6)]
     meant, _ = found(documents, queries)
     tried = []
     matches = QueryVerifier.matches
+    monkeypatch.setattr(operator, "_TEXT_BYTES_MAX", 320)  # three rows
     monkeypatch.setattr(operator, "_PAIRS_MAX", 5)
     monkeypatch.setattr(verify, "_TRUTHS_MAX", 3)
     monkeypatch.setattr(
