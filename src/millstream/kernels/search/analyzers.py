@@ -11,9 +11,10 @@ analyzer        words                             terms
 a language      the same                          stems of the words
 ==============  ================================  ======================================
 
-Rows and queries go through the same functions. An apostrophe within a word belongs to it.
+Rows and queries go through the same functions. An apostrophe within a word belongs to it. A sigma is the same at the end
+of a word and within it: which of them a capital one becomes depends on what follows, and of a beginning nothing does.
 
-Source: NFKC is Unicode's normalisation form KC (UAX #15); stems are those of Snowball (Porter, 2001).
+Source: NFKC is Unicode's normalisation form KC (UAX #15); of sigmas as by Unicode's case folding; stems are those of Snowball (Porter, 2001).
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ LANGUAGES = (
 ANALYZERS = ("standard", "keyword", "whitespace", *LANGUAGES)
 
 _APOSTROPHE = "\u2019"  # the typographic one
+_FINAL_SIGMA, _SIGMA = "\u03c2", "\u03c3"
+_SPELLINGS = {_APOSTROPHE: "'", _FINAL_SIGMA: _SIGMA}
 _WORD = rf"[\p{{L}}\p{{M}}\p{{N}}_]+(?:['{_APOSTROPHE}][\p{{L}}\p{{M}}\p{{N}}_]+)*"
 _STEMS_KEPT = 1 << 18
 _stemmers = local()  # a stemmer has state while it works, so each thread has its own
@@ -87,11 +90,18 @@ def folded(words: pl.Series, analyzer: str) -> pl.Series:
     """Return words, or the text of a pattern, as they are compared."""
     if analyzer in ("keyword", "whitespace"):
         return words
-    return (
-        words.str.normalize("NFKC")
-        .str.to_lowercase()
-        .str.replace_all(_APOSTROPHE, "'", literal=True)
-    )
+    found = words.str.normalize("NFKC").str.to_lowercase()
+    for char, meant in _SPELLINGS.items():
+        found = found.str.replace_all(char, meant, literal=True)
+    return found
+
+
+def one_spelling(expression: str, analyzer: str) -> str:
+    """Return a regular expression with the characters that folded words have."""
+    if analyzer not in ("keyword", "whitespace"):
+        for char, meant in _SPELLINGS.items():
+            expression = expression.replace(char, meant)
+    return expression
 
 
 def terms_of(words: pl.Series, analyzer: str) -> pl.Series:

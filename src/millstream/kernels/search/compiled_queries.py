@@ -61,6 +61,7 @@ _COMPILED: Mapping[str, pl.DataType] = {
     NECESSARY: pl.List(pl.String()),
 }
 _SHOWN = 30  # characters of a query around an error
+_SAID_MAX = 1000  # characters of what is wrong
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,9 @@ def _reason(error: QueryError, text: str) -> str:
     at = error.position
     near = text[max(0, at - _SHOWN // 2) : at + _SHOWN // 2]
     where = f", near {near!r}" if near else ""
-    return f"the query is wrong at character {at + 1}{where}: {error}"
+    said = str(error)  # in which may be a value of any length
+    said = said if len(said) <= _SAID_MAX else f"{said[:_SAID_MAX]}…"
+    return f"the query is wrong at character {at + 1}{where}: {said}"
 
 
 # ── words become terms ──────────────────────────────────────────────────────────────────────────

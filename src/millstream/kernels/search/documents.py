@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ from millstream.kernels.search.geography import LEVELS, cells_of
 from millstream.kernels.search.necessary_terms import BEGINNING_CHARS, EVERY_ROW
 from millstream.kernels.state.keyhash import Hashes, digest_columns
 
+_ROW_BYTES = 100
 _TERM, _BEGINNING, _VALUE, _CELL = "tbvc"  # as in necessary_terms.py
 
 
@@ -55,19 +57,17 @@ class Vocabulary:
 
     def beginning_with(self, text: str) -> tuple[int, int]:
         """Return the range of the numbers of the texts that begin so."""
-        low = _bisect(self._listed, text)
-        return low, _bisect(self._listed, f"{text}\U0010ffff")
+        low = bisect_left(self._listed, text)
+        return low, bisect_right(self._listed, text, low, key=lambda one: one[: len(text)])
 
 
-def _bisect(texts: list[str], text: str) -> int:
-    low, high = 0, len(texts)
-    while low < high:
-        middle = (low + high) // 2
-        if texts[middle] < text:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+def text_bytes(rows: pl.DataFrame, fields: Sequence[SearchField]) -> Int64s:
+    """Return how much text each row has, and a little for what else it has."""
+    found = np.full(rows.height, _ROW_BYTES, np.int64)
+    for field in fields:
+        if field.kind == "text":
+            found += rows[field.columns[0]].str.len_bytes().fill_null(0).to_numpy().astype(np.int64)
+    return found
 
 
 @dataclass(frozen=True)

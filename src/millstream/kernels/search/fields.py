@@ -11,7 +11,7 @@ import math
 import re
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal, InvalidOperation
+from decimal import MAX_PREC, Context, Decimal, InvalidOperation
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -25,7 +25,9 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 _UNSIGNED_OFFSET = 2**63
 _DECIMAL_DIGITS_MAX = 18  # more do not fit into 64 bits
 _US = timedelta(microseconds=1)
+_EXACT = Context(prec=MAX_PREC)  # the one of Python rounds to 28 digits
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+_TIME = re.compile(r"\d{4}-\d{2}-\d{2}[Tt ][^.,]*(?:[.,]\d{1,6}(?!\d).*)?")
 _FIRST_DAY, _FIRST_TIME = date(1970, 1, 1), datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -131,13 +133,14 @@ def _number(text: str, dtype: pl.DataType) -> Interval:
 
 
 def _whole(value: Decimal, scale: int, way: object) -> int:
+    if not value:
+        return 0
     if value.adjusted() > 40:  # far outside, and a huge exponent would take for ever
         return INT64_MAX * 4 if value > 0 else INT64_MIN * 4
     if value.adjusted() < -100:
-        value = Decimal("1e-50").copy_sign(value) if value else value
-    shifted = value * (Decimal(10) ** scale)
+        value = Decimal("1e-50").copy_sign(value)
     assert callable(way)
-    return int(way(shifted))
+    return int(way(value.scaleb(scale, _EXACT)))
 
 
 def _boolean(text: str) -> Interval:
@@ -166,12 +169,15 @@ def _datetime(text: str) -> Interval:
     if _DAY.fullmatch(text):
         start = _date(text).low * 86_400_000_000
         return Interval(start, start + 86_400_000_000 - 1)
+    wrong = ValueError(
+        f"{text!r} is not a time, to the microsecond. Write it as 2026-01-31 or 2026-01-31T12:00:00Z"
+    )
+    if not _TIME.fullmatch(text):  # such as 20260131, of which Python makes midnight
+        raise wrong
     try:
         found = datetime.fromisoformat(text)
         found = found.replace(tzinfo=UTC) if found.tzinfo is None else found
         point = (found - _FIRST_TIME) // _US
     except (ValueError, OverflowError):
-        raise ValueError(
-            f"{text!r} is not a time. Write it as 2026-01-31 or 2026-01-31T12:00:00Z"
-        ) from None
+        raise wrong from None
     return Interval(point, point)

@@ -28,7 +28,7 @@ from functools import lru_cache
 import polars as pl
 
 from millstream.choices import did_you_mean
-from millstream.kernels.search.analyzers import folded
+from millstream.kernels.search.analyzers import folded, one_spelling
 from millstream.kernels.search.conditions import (
     EXISTS,
     INSIDE,
@@ -174,6 +174,7 @@ class _Parser:
                 )
         if self.text.startswith("*:*", start) and self._is_end(start + 3):
             self.at += 3
+            self._count(1, start)
             return Everything()
         name = self._field_name()
         if name is None:
@@ -210,10 +211,13 @@ class _Parser:
         for number in numbers:
             self.at = at
             made.append(make(number, self.fields[number], at, scoped=scoped))
-        self.conditions += len(made)
+        self._count(len(made), at)
+        return made[0] if len(made) == 1 else AnyOf(1, tuple(made))
+
+    def _count(self, conditions: int, at: int) -> None:
+        self.conditions += conditions
         if self.conditions > CONDITIONS_MAX:
             raise QueryError(f"it has more than {CONDITIONS_MAX} conditions", at)
-        return made[0] if len(made) == 1 else AnyOf(1, tuple(made))
 
     def _text_condition(
         self, number: int, field: SearchField, at: int, *, scoped: bool
@@ -222,7 +226,7 @@ class _Parser:
         if first == '"':
             return Condition(WORDS, number, self._quoted(), position=at)
         if first == "/":
-            return self._expression(number, at)
+            return self._expression(number, field, at)
         if scoped and first and first in "[{<>":
             raise QueryError(
                 f"{field.name!r} is text, which has no ranges; quote the value if it is meant", at
@@ -238,11 +242,11 @@ class _Parser:
             return _wildcard(number, field, bare, at)
         return Condition(WORDS, number, "".join(char for char, _ in bare), position=at)
 
-    def _expression(self, number: int, at: int) -> QueryNode:
+    def _expression(self, number: int, field: SearchField, at: int) -> QueryNode:
         found = self._matches(r"/((?:[^/\\]|\\.)*)/")
         if found is None:
             raise QueryError("the regular expression has no / at its end", at)
-        expression = found.group(1).replace("\\/", "/")
+        expression = one_spelling(found.group(1).replace("\\/", "/"), field.analyzer)
         problem = _problem_of(expression)
         if problem:
             raise QueryError(f"the regular expression is wrong: {problem}", at)
@@ -426,8 +430,12 @@ def _wildcard(number: int, field: SearchField, bare: Bare, at: int) -> Condition
         parts.append(re.escape(_folded(literal, field)))
         parts.append({"*": "(?s:.*)", "?": "(?s:.)", "": ""}[char])
         literal = ""
+    expression = "".join(parts)
+    problem = _problem_of(expression)
+    if problem:  # here, so that it does not stop the stream where rows are tried
+        raise QueryError(f"the word with * or ? is too long: {problem}", at)
     return Condition(
-        PATTERN, number, "".join(parts) + SEPARATOR + begin.split(SEPARATOR)[0], position=at
+        PATTERN, number, expression + SEPARATOR + begin.split(SEPARATOR)[0], position=at
     )
 
 
@@ -440,15 +448,19 @@ def whole_word(expression: str) -> str:
     return rf"\A(?:{expression})\z"
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)  # of texts that may be long
 def _problem_of(expression: str) -> str:
     """Return what is wrong with a regular expression, alone or as one for a whole word; "" if nothing is."""
     try:
         for text in (expression, whole_word(expression)):
             pl.Series([""]).str.contains(text)
     except pl.exceptions.ComputeError as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return lines[-1].removeprefix("error: ") if lines else "it cannot be compiled"
+        said = str(error).partition("\n\nThis error occurred")[
+            0
+        ]  # behind that is the whole expression
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        last = lines[-1].removeprefix("regex error:").strip() if lines else ""
+        return last.removeprefix("error: ") or "it cannot be compiled"
     return ""
 
 

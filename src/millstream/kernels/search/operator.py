@@ -62,11 +62,10 @@ from millstream.kernels.search.compiled_queries import (
     QueryLanguage,
     compile_queries,
 )
-from millstream.kernels.search.documents import Documents
+from millstream.kernels.search.documents import Documents, text_bytes
 from millstream.kernels.search.highlight import Highlight, fragments
-from millstream.kernels.search.postings import Postings
-from millstream.kernels.search.verify import QueryVerifier, StoredConditions
-from millstream.kernels.state.hash_order import sorted_distinct
+from millstream.kernels.search.postings import Candidates, Postings
+from millstream.kernels.search.verify import QueryVerifier, StoredConditions, parts_of
 from millstream.kernels.state.keyhash import Hashes, hash_columns
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
@@ -75,7 +74,8 @@ from millstream.kernels.time.watermarks import delayed_watermark
 
 SHARD = "__shard"  # Int64: of a query, and of a copy of a row
 _SEEN = (SPLIT, WATERMARK_SEEN)
-_PAIRS_MAX = 2_000_000  # are verified at a time: some 200 MB
+_TEXT_BYTES_MAX = 16 << 20  # are divided into words at a time: some 450 MB
+_PAIRS_MAX = 1_000_000  # are made and verified at a time: some 400 MB
 
 
 @dataclass(frozen=True)
@@ -295,34 +295,38 @@ class _PercolateBatch:
         self, due: pl.DataFrame, queries: pl.DataFrame | None
     ) -> Iterator[pl.DataFrame | None]:
         """Yield the rows, a part of them at a time, with the queries that match them."""
+        # Rows that waited long come due together, and their words take many times the memory of their text.
+        for first, end in parts_of(text_bytes(due, self.step.language.fields), _TEXT_BYTES_MAX):
+            yield from self._matched_part(due[first:end], queries)
+
+    def _matched_part(
+        self, due: pl.DataFrame, queries: pl.DataFrame | None
+    ) -> Iterator[pl.DataFrame | None]:
         step = self.step
         documents = Documents(due, step.language.fields)
-        docs, hashes = self._candidates(documents, queries)
-        known = self._known(hashes, queries)
+        candidates = self._candidates(documents, queries)
+        known = self._known(candidates.hashes, queries)
         if known is None:
             return
         verifier = QueryVerifier(documents, StoredConditions.of(known))
-        for first, end in _parts(docs):
-            found = self._in_force(due, known, docs[first:end], hashes[first:end])
+        for docs, hashes in candidates.pairs(_PAIRS_MAX):
+            found = self._in_force(due, known, docs, hashes)
             found = found.where(verifier.matches(found.rows, found.versions))
             if len(found.rows):
                 yield self._joined(documents, known, verifier, found)
 
-    def _candidates(
-        self, documents: Documents, queries: pl.DataFrame | None
-    ) -> tuple[Int64s, Hashes]:
-        """Return pairs of a row and the hash of the key of a query that may match it, by row."""
+    def _candidates(self, documents: Documents, queries: pl.DataFrame | None) -> Candidates:
+        """Return the queries that may match the rows."""
         docs, terms = documents.index_terms(self.context.seed)
         new = None if queries is None else self.postings.rows_of(queries)
         return self.postings.candidates(docs, terms, new)
 
     def _known(self, hashes: Hashes, queries: pl.DataFrame | None) -> pl.DataFrame | None:
-        """Return the versions of queries with these hashes, and the new ones of them."""
-        wanted = sorted_distinct(hashes)
+        """Return the versions of queries with these hashes, rising, and the new ones of them."""
         if queries is not None:
             queries = queries.drop(NECESSARY)
-            queries = queries.filter(pl.Series(np.isin(queries[HASH].to_numpy(), wanted)))
-        return concat_present([self.versions.look_up(wanted), queries])
+            queries = queries.filter(pl.Series(np.isin(queries[HASH].to_numpy(), hashes)))
+        return concat_present([self.versions.look_up(hashes), queries])
 
     def _in_force(
         self, due: pl.DataFrame, known: pl.DataFrame, docs: Int64s, hashes: Hashes
@@ -362,18 +366,3 @@ class _PercolateBatch:
         times = rows[[TIME, TIE]][found.rows]
         hidden = [times[TIME], times[TIME].alias(RELEASED), times[TIE].alias(RELEASED_TIE)]
         return pl.DataFrame([*columns, *hidden])
-
-
-def _parts(docs: Int64s) -> Iterator[tuple[int, int]]:
-    """Yield the bounds of parts of pairs, in which all of a row are together."""
-    first = 0
-    while first < len(docs):
-        end = first + _PAIRS_MAX
-        if end < len(docs):
-            end = int(
-                np.searchsorted(docs, docs[end])
-            )  # where the row begins that would be divided
-            if end <= first:
-                end = int(np.searchsorted(docs, docs[first], side="right"))
-        yield first, min(end, len(docs))
-        first = end

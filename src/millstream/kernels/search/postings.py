@@ -7,18 +7,19 @@ are gone do no harm; they are left out when runs are folded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
 
 from millstream.kernels.arrays import Int64s
-from millstream.kernels.changes import concat_present
 from millstream.kernels.frames import HASH
 from millstream.kernels.joins.versions import TIE
 from millstream.kernels.search.compiled_queries import NECESSARY
 from millstream.kernels.search.documents import hash_terms
-from millstream.kernels.state.hash_order import sorted_distinct
+from millstream.kernels.search.verify import parts_of
+from millstream.kernels.state.hash_order import differs_from_previous, sorted_distinct
 from millstream.kernels.state.keyhash import Hashes
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.sorted_runs import Owned, SortedRuns
@@ -55,18 +56,47 @@ class Postings:
         if rows.height:
             self.runs.add(_SLOT, rows, lambda found: found, alive=alive)
 
-    def candidates(
-        self, docs: Int64s, terms: Hashes, new: pl.DataFrame | None
-    ) -> tuple[Int64s, Hashes]:
-        """Return pairs of a document and the hash of a query's key, each once, by document.
+    def candidates(self, docs: Int64s, terms: Hashes, new: pl.DataFrame | None) -> Candidates:
+        """Return the queries that have one of some terms.
 
         ``docs`` and ``terms`` are which document has which term, by term; ``new`` are postings that are not added yet.
         """
-        held = self.runs.look_up(_SLOT, sorted_distinct(terms), (_TERM, HASH, *self.others))
-        found = [rows[[_TERM, HASH]] for rows in (*held, *([] if new is None else [new]))]
-        queries = concat_present(found)
-        if queries is None:
-            return docs[:0], terms[:0]
-        mine = pl.DataFrame({_TERM: terms, "doc": docs})
-        pairs = mine.join(queries, on=_TERM).select("doc", HASH).unique().sort("doc", HASH)
-        return pairs["doc"].to_numpy(), pairs[HASH].to_numpy()
+        wanted = sorted_distinct(terms)
+        held = self.runs.look_up(_SLOT, wanted, (_TERM, HASH, *self.others))
+        found = [rows[[_TERM, HASH]] for rows in held]
+        if new is not None:
+            found.append(new[[_TERM, HASH]].filter(pl.Series(np.isin(new[_TERM], wanted))))
+        none = pl.DataFrame(schema={_TERM: pl.UInt64(), HASH: pl.UInt64()})
+        return Candidates(docs, terms, pl.concat([none, *found]).unique())
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The queries that documents may match. Pairs are made of some documents at a time: there may be very many."""
+
+    docs: Int64s
+    terms: Hashes
+    postings: pl.DataFrame
+
+    @property
+    def hashes(self) -> Hashes:
+        """The hashes of the keys of all of the queries, rising."""
+        return sorted_distinct(self.postings[HASH].to_numpy())
+
+    def pairs(self, most: int) -> Iterator[tuple[Int64s, Hashes]]:
+        """Yield pairs of a document and the hash of a query's key, each once, by document.
+
+        At a time all pairs of some documents are made: at most so many, or those of one document.
+        """
+        having = pl.DataFrame({"doc": self.docs, _TERM: self.terms})
+        counts = self.postings.group_by(_TERM).len("count")
+        having = having.join(counts, on=_TERM).sort("doc")
+        starts = np.flatnonzero(differs_from_previous(having["doc"].to_numpy()))
+        counted = having["count"].to_numpy().astype(np.int64)
+        of_doc = np.add.reduceat(counted, starts) if len(starts) else counted
+        for first, end in parts_of(of_doc, most):
+            until = int(starts[end]) if end < len(starts) else having.height
+            mine = having[int(starts[first]) : until]
+            made = mine.join(self.postings, on=_TERM).select("doc", HASH).unique()
+            made = made.sort("doc", HASH)
+            yield made["doc"].to_numpy(), made[HASH].to_numpy()

@@ -32,6 +32,7 @@ from millstream.kernels.search.geography import inside, near
 from millstream.kernels.search.language import whole_word
 
 _NO_TERM = -1
+_TRUTHS_MAX = 2_000_000  # of conditions, and of what combines them, at a time: some 150 MB
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,16 @@ class QueryVerifier:
     def matches(self, doc: Int64s, query: Int64s) -> Bools:
         """Return which pairs match: numbers of documents and of queries."""
         found = np.zeros(len(doc), np.bool_)
+        # By query: what is found once for each condition is then wanted in one part, or two.
+        order = np.lexsort((query, self._shape_numbers[query]))
+        sizes = self._shape_sizes[self._shape_numbers[query[order]]]
+        for first, end in parts_of(sizes, _TRUTHS_MAX):
+            at = order[first:end]
+            found[at] = self._matches(doc[at], query[at])
+        return found
+
+    def _matches(self, doc: Int64s, query: Int64s) -> Bools:
+        found = np.zeros(len(doc), np.bool_)
         of_query = self._shape_numbers[query]
         order = np.argsort(of_query, kind="stable")
         bounds = np.searchsorted(of_query[order], np.arange(len(self._shapes) + 1))
@@ -94,6 +105,11 @@ class QueryVerifier:
     def _shape_numbers(self) -> Int64s:
         numbers = {shape: number for number, shape in enumerate(self._shapes)}
         return np.array([numbers[shape] for shape in self.conditions.shapes], np.int64)
+
+    @cached_property
+    def _shape_sizes(self) -> Int64s:
+        # A deletion has no shape.
+        return np.array([len((shape or "").split()) for shape in self._shapes], np.int64)
 
     def _truths(self, doc: Int64s, query: Int64s) -> Bools:
         """Return whether each condition of each pair is true, pair by pair."""
@@ -225,6 +241,17 @@ def phrase_starts(documents: Documents, field: int, terms: list[str]) -> Int64s:
     # Terms are those of the field, so these are the words of one row if its number is the same.
     found: Int64s = starts[documents.token_docs[starts] == documents.token_docs[last]]
     return found
+
+
+def parts_of(weights: Int64s, most: int) -> Iterator[tuple[int, int]]:
+    """Yield the bounds of parts that weigh at most so much; what weighs more alone is one part."""
+    ends = np.cumsum(weights)
+    first = 0
+    while first < len(ends):
+        limit = most + (int(ends[first - 1]) if first else 0)
+        end = max(first + 1, int(np.searchsorted(ends, limit, side="right")))
+        yield first, end
+        first = end
 
 
 def _groups(numbers: Int64s) -> Iterator[tuple[int, Int64s]]:

@@ -22,6 +22,8 @@ from percolate_strategies import rows as random_rows
 import millstream as ms
 from millstream import testing
 from millstream.errors import ConfigError, UserCodeError
+from millstream.kernels.search import operator, verify
+from millstream.kernels.search.verify import QueryVerifier
 from millstream.testing import Watermark
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -158,6 +160,83 @@ def test_the_fragment_shows_the_words_that_matched_and_not_those_under_not():
     plain = shown.replace("<em>", "").replace("</em>", "")
     assert plain in title
     assert len(plain) <= 150
+
+
+SPELLINGS = {
+    "a sigma at the end of a beginning": ("ΟΔΟΣ*", ["ΟΔΟΣ", "ΟΔΟΣΗΜΑ", "οδός"], [0, 1]),
+    "a sigma before a wildcard": ("ΟΔΟΣ?Δ", ["ΟΔΟΣΗΔ", "ΟΔΟΣ"], [0]),
+    "a sigma in an expression": ("/οδος/", ["ΟΔΟΣ", "οδοσ", "οδοσημα"], [0, 1]),
+    "an apostrophe in an expression": ("/l\u2019eau/", ["l'eau", "L\u2019EAU", "leau"], [0, 1]),
+    "a bound of more than 28 digits": (f"count:<1.{'0' * 40}1", [1, 2], [0]),
+    "a nought with an exponent": ("count:0e50", [0, -1], [0]),
+    "the edges of the type": (
+        "count:[-9223372036854775808 TO 9223372036854775807}",
+        [-(2**63), 2**63 - 1],
+        [0],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SPELLINGS)
+def test_a_query_matches_whatever_way_it_and_the_value_are_written(case):
+    text, values, meant = SPELLINGS[case]
+    column = "count" if isinstance(values[0], int) else "title"
+    documents = [document(number, **{column: value}) for number, value in enumerate(values)]
+    rows, out = found(documents, [Query("q", text, at(0))])
+    assert out.dead.is_empty()
+    assert [number for number, _ in rows] == meant
+
+
+def test_a_beginning_is_that_of_a_word_with_the_last_character_behind_it():
+    exact = {"analyzers": {"title": "keyword"}}
+    rows, _ = found(
+        [document(1, title="ab\U0010ffffc")], [Query("q", "title:ab*", at(0))], options=exact
+    )
+    assert rows == [(1, "q")]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("?" * 20_000, "the word with * or ? is too long: Compiled regex exceeds size limit"),
+        ("/a{1000}{1000}{1000}/", "the regular expression is wrong: Compiled regex exceeds"),
+        ("/a(?=b)/", "the regular expression is wrong: look-around"),
+        ("at:20260131", "'20260131' is not a time, to the microsecond. Write it as"),
+        ("at:>2026-01-31T12:00:00.1234567Z", "is not a time, to the microsecond"),
+        (
+            "*:* " * 1025,
+            "wrong at character 4097, near ':* *:* *:* *:* *:* ': it has more than 1024",
+        ),
+        (f"{'x' * 50_000}:y", "there is no field 'xxx"),
+    ],
+)
+def test_what_could_not_be_tried_is_refused_shortly_before_it_is_stored(text, said):
+    rows, out = found([document(1, title="a")], [Query("q", text, at(0)), Query("r", "a", at(0))])
+    assert rows == [(1, "r")]
+    reason = out.dead["reason"][0]
+    assert said in reason
+    assert len(reason) < 1200
+    assert "This error occurred" not in reason
+
+
+def test_rows_pairs_and_conditions_are_looked_at_a_few_at_a_time(monkeypatch):
+    texts = ["NOT x", "*:*", "AT LEAST 2 OF (a, b, c)", "a b", "b* OR /c./ OR count:[1 TO 3]"]
+    queries = [Query(str(number), text, at(0)) for number, text in enumerate(texts)]
+    documents = [document(n, n, title="a b cc x"[: 2 * n], count=n) for n in range(6)]
+    meant, _ = found(documents, queries)
+    tried = []
+    matches = QueryVerifier.matches
+    monkeypatch.setattr(operator, "_TEXT_BYTES_MAX", 320)  # three rows
+    monkeypatch.setattr(operator, "_PAIRS_MAX", 5)
+    monkeypatch.setattr(verify, "_TRUTHS_MAX", 3)
+    monkeypatch.setattr(
+        QueryVerifier, "matches", lambda *given: tried.append(len(given[1])) or matches(*given)
+    )
+    rows, _ = found(documents, queries, partitions=1, batches=1)
+    assert rows == meant
+    assert len(rows) > 12
+    assert len(tried) > 3
+    assert max(tried) <= 5
 
 
 def test_terms_of_a_language_are_its_stems():
