@@ -163,7 +163,8 @@ def test_a_filled_view_is_what_it_would_be_from_the_beginning(tmp_path, by):
     check_random_chains(tmp_path, first, more, "update", 4, 25, by)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
+@pytest.mark.timeout(1200)
 @settings(max_examples=25, deadline=None)
 @given(
     first=chains(),
