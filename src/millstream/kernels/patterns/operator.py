@@ -111,17 +111,6 @@ class PatternMatch(PatternOperator):
 class _SequenceBatch(PatternBatch):
     operator: PatternMatch
 
-    def candidates(self, due: pl.DataFrame | None, known: Known) -> pl.DataFrame | None:
-        """Return the rows of keys that have a partial match, or a row that may begin one."""
-        if due is None:
-            return None
-        hashes = due[HASH].to_numpy()
-        found = [hashes[self.operator.may_begin(due).to_numpy()]]
-        if known.entries is not None:
-            found.append(known.entries[HASH].to_numpy())
-        candidates = due.filter(pl.Series(np.isin(hashes, np.concatenate(found))))
-        return candidates if candidates.height else None
-
     def match(
         self, new: pl.DataFrame | None, known: Known, touched: Hashes, result: OperatorResult
     ) -> None:

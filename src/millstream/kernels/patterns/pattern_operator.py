@@ -78,6 +78,10 @@ class PatternOperator(OperatorBase):
         """Whether it matters that a row is there which satisfies no condition."""
 
     @abstractmethod
+    def may_begin(self, rows: pl.DataFrame) -> pl.Series:
+        """Return which rows something that is emitted may begin with, by what they say alone."""
+
+    @abstractmethod
     def batch(self, state: OperatorState, context: BatchContext) -> PatternBatch:
         """Return what processes a batch."""
 
@@ -213,9 +217,16 @@ class PatternBatch:
             return np.empty(0, np.uint64)
         return self.timers.due(self.until_us)
 
-    @abstractmethod
     def candidates(self, due: pl.DataFrame | None, known: Known) -> pl.DataFrame | None:
-        """Return the rows that must be looked at; None: none of them."""
+        """Return the rows that must be looked at: of keys that state has rows of, or that a match may begin in."""
+        if due is None:
+            return None
+        hashes = due[HASH].to_numpy()
+        found = [hashes[self.operator.may_begin(due).to_numpy()]]
+        if known.entries is not None:
+            found.append(known.entries[HASH].to_numpy())
+        candidates = due.filter(pl.Series(np.isin(hashes, np.concatenate(found))))
+        return candidates if candidates.height else None
 
     @abstractmethod
     def match(

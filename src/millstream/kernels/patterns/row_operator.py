@@ -166,17 +166,10 @@ class _RowPatternBatch(PatternBatch):
     operator: RowPatternMatch
 
     def candidates(self, due: pl.DataFrame | None, known: Known) -> pl.DataFrame | None:
-        """Return the rows of keys that state has rows of, or that a match may begin in; all, where rows before one matter."""
-        if due is None or not due.height:
-            return None
+        """Return the rows that must be looked at: all, where rows before one matter."""
         if self.operator.rows_behind or not self.operator.skips_rows:
-            return due
-        hashes = due[HASH].to_numpy()
-        found = [hashes[self.operator.may_begin(due).to_numpy()]]
-        if known.entries is not None:
-            found.append(known.entries[HASH].to_numpy())
-        candidates = due.filter(pl.Series(np.isin(hashes, np.concatenate(found))))
-        return candidates if candidates.height else None
+            return due if due is not None and due.height else None
+        return super().candidates(due, known)
 
     def match(
         self, new: pl.DataFrame | None, known: Known, touched: Hashes, result: OperatorResult
