@@ -238,6 +238,7 @@ class _PercolateBatch:
         self.waiting = WaitingRows(state, "rows", self._shard_hashes)
         self.versions = Versions(state, "queries", step.queries.keys, True, owned=self._owned)
         self.postings = Postings(state, "postings", step.by, self._owned, self.context.seed)
+        self.until_us = step.output_watermark(self.context.watermark_us) - 1
         self.ledger = StateLedger(step.name, (self.waiting.runs, self.versions.runs))
 
     def _shard_hashes(self, rows: pl.DataFrame) -> Hashes:
@@ -254,16 +255,17 @@ class _PercolateBatch:
         # Before the versions are stored: what rows that are due match may leave the state with that.
         made = [] if due is None else list(self._matched(due, queries))
         if queries is not None and queries.height:
-            until_us = self.step.output_watermark(self.context.watermark_us) - 1
-            horizon = Horizon(until_us, self._oldest_us(until_us), newest=True)
+            horizon = Horizon(self.until_us, self._oldest_us, newest=True)
             self.ledger.events_in += self.versions.add(queries.drop(NECESSARY), horizon)
             self.ledger.events_out += self.versions.left
             self.postings.add(self.postings.rows_of(queries), self._stored)
         self.ledger.check()
         return made
 
-    def _oldest_us(self, until_us: int) -> int | None:
-        return None if self.step.within_us is None else until_us + 1 - self.step.within_us
+    @property
+    def _oldest_us(self) -> int | None:
+        within_us = self.step.within_us
+        return None if within_us is None else self.until_us + 1 - within_us
 
     def _stored(self, postings: pl.DataFrame) -> pl.DataFrame:
         """Leave out postings of versions that are not stored any more."""
@@ -274,17 +276,8 @@ class _PercolateBatch:
 
     def _due(self, rows: pl.DataFrame | None) -> pl.DataFrame | None:
         """Return the rows whose time has come, each once, in their order; let the others wait."""
-        until_us = self.step.output_watermark(self.context.watermark_us) - 1
-        held = self.waiting.take(until_us)
-        self.ledger.events_out += 0 if held is None else held.height
-        if rows is not None:
-            comes_due = rows[TIME] <= until_us
-            kept = rows.filter(~comes_due)
-            self.waiting.add(kept)
-            self.ledger.events_in += kept.height
-            rows = rows.filter(comes_due)
-        due = concat_present([held, rows])
-        if due is None or not due.height:
+        due = self.waiting.due(rows, self.until_us, self.ledger)
+        if due is None:
             return None
         # All shards of this bucket have a copy of each row.
         return due.filter(due[SHARD] == due[SHARD].min()).sort(TIME, TIE, maintain_order=True)
