@@ -10,7 +10,6 @@ import polars as pl
 from millstream.choices import choose, did_you_mean
 from millstream.errors import ConfigError
 from millstream.kernels.errors.user_code import OnError, UserCode
-from millstream.kernels.late import LATE_COLUMNS
 from millstream.kernels.patterns.measures import MATCH_END, MATCH_START
 from millstream.kernels.patterns.row_measures import RowMeasures, RowsPerMatch
 from millstream.kernels.patterns.row_operator import RowPatternMatch
@@ -25,10 +24,10 @@ from millstream.kernels.patterns.row_pattern import (
 from millstream.kernels.patterns.row_references import RowReference, readable, references_in
 from millstream.pipeline.checks import declared_at, require_free, require_unreserved, type_of
 from millstream.pipeline.expressions import Column, as_expression
-from millstream.pipeline.patterns import check_events, matched_shape, require_one_value
+from millstream.pipeline.patterns import require_one_value
 from millstream.pipeline.row_patterns import RowPattern
 from millstream.pipeline.schema import ColumnTypes
-from millstream.pipeline.shape import StreamShape
+from millstream.pipeline.shape import StreamShape, check_events, late_columns_of
 
 
 def build_match_recognize(
@@ -52,9 +51,7 @@ def build_match_recognize(
     _check_conditions(pattern, shape.columns)
     _check_pattern(pattern, rows_per_match)
     made, types = _measures(shape.columns, by, measures or {}, pattern, rows_per_match)
-    side_output = shape.late_policy == "side"
-    if side_output:
-        require_free(LATE_COLUMNS, shape.columns, "match_recognize gives late rows")
+    late_columns = late_columns_of(shape, "match_recognize")
     step = shape.names.unique(name or f"match_recognize({pattern.text})")
     kernel = RowPatternMatch(
         step,
@@ -69,12 +66,13 @@ def build_match_recognize(
         made,
         tuple(shape.columns.items()),
         shape.lateness_us,
-        side_output,
+        late_columns is not None,
         UserCode(step, declared_at(), on_error),
     )
     _ = kernel.tables  # says what cannot be compiled
     _check_bounded(pattern, kernel, unbounded=unbounded)
-    return kernel, matched_shape(shape, types, side_output=side_output)
+    # Matches are events that are never taken back, and that nothing is known to identify.
+    return kernel, StreamShape(columns=types, late_columns=late_columns, names=shape.names)
 
 
 # ── conditions and the pattern ──────────────────────────────────────────────────────────────
