@@ -10,6 +10,7 @@ import polars as pl
 from millstream.choices import choose, did_you_mean
 from millstream.errors import ConfigError
 from millstream.kernels.errors.user_code import OnError, UserCode
+from millstream.kernels.patterns.conditions import matched_in
 from millstream.kernels.patterns.measures import MATCH_END, MATCH_START
 from millstream.kernels.patterns.row_measures import RowMeasures, RowsPerMatch
 from millstream.kernels.patterns.row_operator import RowPatternMatch
@@ -116,7 +117,7 @@ def _hidden_columns(
                 f"{did_you_mean(one.column, columns)}"
             )
         found[name] = one.dtype(columns)
-    if any(name.startswith("__matched:") for name in expression.meta.root_names()):
+    if matched_in([expression]):
         raise ConfigError(
             f"{what} uses ms.matched(…), which is for sequences. In row patterns say ms.variable(…)."
         )
