@@ -25,7 +25,7 @@ from millstream.kernels.patterns.row_pattern import (
 from millstream.kernels.patterns.row_references import RowReference, readable, references_in
 from millstream.pipeline.checks import declared_at, require_free, require_unreserved, type_of
 from millstream.pipeline.expressions import Column, as_expression
-from millstream.pipeline.patterns import require_one_value
+from millstream.pipeline.patterns import require_condition
 from millstream.pipeline.row_patterns import RowPattern
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.shape import StreamShape, check_events, late_columns_of
@@ -88,12 +88,7 @@ def _check_conditions(pattern: RowPattern, columns: ColumnTypes) -> None:
                 raise ConfigError(
                     f"{what} looks at {reference}: a whole match is not there while rows are matched. Leave final out."
                 )
-        dtype = type_of(condition, {**columns, **hidden}, what)
-        require_one_value(what, condition, {**columns, **hidden})
-        if dtype != pl.Boolean:
-            raise ConfigError(
-                f'{what} is of type {dtype}. Give a condition, such as pl.col("price") > 10.'
-            )
+        require_condition(what, condition, {**columns, **hidden}, 'pl.col("price") > 10')
 
 
 def _hidden_columns(

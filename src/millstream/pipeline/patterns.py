@@ -132,21 +132,20 @@ class _Declared:
     def check_conditions(self) -> None:
         for what, condition in self.conditions:
             hidden = hidden_columns(what, [condition], self.columns, self.steps)
-            dtype = type_of(condition, {**self.columns, **hidden}, what)
-            require_one_value(what, condition, {**self.columns, **hidden})
-            if dtype != pl.Boolean:
-                raise ConfigError(
-                    f'{what} is of type {dtype}. Give a condition, such as pl.col("type") == "pay".'
-                )
+            types = {**self.columns, **hidden}
+            require_condition(what, condition, types, 'pl.col("type") == "pay"')
 
 
-def require_one_value(what: str, expression: pl.Expr, columns: ColumnTypes) -> None:
-    """Make sure that an expression is one column."""
+def require_condition(what: str, expression: pl.Expr, columns: ColumnTypes, example: str) -> None:
+    """Make sure that an expression is one column of truths."""
+    dtype = type_of(expression, columns, what)
     made = pl.DataFrame(schema=columns).select(expression).width
     if made != 1:
         raise ConfigError(
             f"{what} is {expression}, which is {made} columns. Make one of them: pl.all_horizontal(…) or pl.any_horizontal(…)."
         )
+    if dtype != pl.Boolean:
+        raise ConfigError(f"{what} is of type {dtype}. Give a condition, such as {example}.")
 
 
 def hidden_columns(
