@@ -344,26 +344,15 @@ class _SignedBatch:
         marks = panes.emission.marks_replaced
         if panes.emission.mode == "retract" and not marks:
             return changed
-        back = pl.col(WEIGHT) < 0
+        is_back = changed[WEIGHT] < 0
+        gone, new = changed.filter(is_back), changed.filter(~is_back)
         key = [*self.keys, *panes.window_key]
-        new = changed.filter(~back)
-        is_replaced = {
-            replaced: changed.filter(back).join(
-                new,
-                on=key,
-                how="semi" if replaced else "anti",
-                nulls_equal=True,
-                maintain_order="left",
-            )
-            for replaced in ((False, True) if marks else (False,))
-        }
-        if not marks:
-            return pl.concat([is_replaced[False], new])
-        marked = [
-            rows.with_columns(pl.lit(replaced).alias(REPLACED))
-            for replaced, rows in (*is_replaced.items(), (False, new))
-        ]
-        return pl.concat(marked)
+        renewed = new[key].unique().with_columns(pl.lit(value=True).alias(REPLACED))
+        gone = gone.join(renewed, on=key, how="left", nulls_equal=True, maintain_order="left")
+        if marks:
+            every = pl.concat([gone, new], how="diagonal")
+            return every.with_columns(pl.col(REPLACED).fill_null(value=False))
+        return pl.concat([gone.filter(gone[REPLACED].is_null()).drop(REPLACED), new])
 
     # ── expired sessions, and when to look again ────────────────────────────────────────────
 
