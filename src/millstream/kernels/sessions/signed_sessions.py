@@ -41,6 +41,7 @@ from millstream.kernels.arrays import Int64s
 from millstream.kernels.changes import (
     concat_present,
     consolidate,
+    group_numbers,
     total_weight,
     with_diff,
     with_weight,
@@ -344,15 +345,10 @@ class _SignedBatch:
         marks = panes.emission.marks_replaced
         if panes.emission.mode == "retract" and not marks:
             return changed
-        is_back = changed[WEIGHT] < 0
-        gone, new = changed.filter(is_back), changed.filter(~is_back)
-        key = [*self.keys, *panes.window_key]
-        renewed = new[key].unique().with_columns(pl.lit(value=True).alias(REPLACED))
-        gone = gone.join(renewed, on=key, how="left", nulls_equal=True, maintain_order="left")
-        if marks:
-            every = pl.concat([gone, new], how="diagonal")
-            return every.with_columns(pl.col(REPLACED).fill_null(value=False))
-        return pl.concat([gone.filter(gone[REPLACED].is_null()).drop(REPLACED), new])
+        back = changed[WEIGHT].to_numpy() < 0
+        numbers = group_numbers(changed, [*self.keys, *panes.window_key])
+        replaced = pl.Series(REPLACED, back & np.isin(numbers, numbers[~back]))
+        return changed.hstack([replaced]) if marks else changed.filter(~replaced)
 
     # ── expired sessions, and when to look again ────────────────────────────────────────────
 
