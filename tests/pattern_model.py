@@ -10,10 +10,10 @@ Rows are dicts with ``at`` (seconds), ``v`` (a letter) and ``n`` (a number, or N
 
 import itertools
 import math
-import random
 from dataclasses import dataclass, field
 
 import polars as pl
+from pattern_draws import RowDraw
 
 import millstream as ms
 
@@ -395,18 +395,10 @@ def step_names(elements):
 LETTERS = "abcd"
 
 
-@dataclass
-class Draw:
-    """Draws a pattern and rows from a seed."""
+class Draw(RowDraw):
+    """Draws a pattern, and rows."""
 
-    seed: int
-    names: list = field(default_factory=list)
-
-    def __post_init__(self):
-        self.dice = random.Random(self.seed)
-
-    def chance(self, share):
-        return self.dice.random() < share
+    letters = LETTERS
 
     def fits(self, *, alone=0.75):
         letters = "".join(self.dice.sample(LETTERS, self.dice.choice([1, 1, 1, 2, 3])))
@@ -462,16 +454,6 @@ class Draw:
         mode = self.dice.choice(["none", "none", "to_next", "past_last", "to_first", "to_last"])
         step = self.dice.choice(step_names(elements)) if mode in ("to_first", "to_last") else None
         return Pattern(elements, self.dice.choice([2, 4, 6, 30]), (mode, step))
-
-    def rows(self, count):
-        at = 0
-        made = []
-        for _ in range(count):
-            at += self.dice.choice([0, 1, 1, 1, 2, 3])
-            letter = None if self.chance(0.03) else self.dice.choice(LETTERS)
-            number = None if self.chance(0.1) else self.dice.randrange(6)
-            made.append({"at": at, "v": letter, "n": number})
-        return made
 
 
 def with_an_end(elements):

@@ -7,10 +7,10 @@ asked of its time alone.
 """
 
 import itertools
-import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import polars as pl
+from pattern_draws import RowDraw
 
 import millstream as ms
 
@@ -294,18 +294,10 @@ def text(node):
     return inner + sign + "?" * reluctant
 
 
-@dataclass
-class Draw:
-    """Draws a pattern and rows from a seed."""
+class Draw(RowDraw):
+    """Draws a pattern, and rows."""
 
-    seed: int
-    used: list = field(default_factory=list)
-
-    def __post_init__(self):
-        self.dice = random.Random(self.seed)
-
-    def chance(self, share):
-        return self.dice.random() < share
+    letters = LETTERS
 
     def node(self, depth):
         roll = self.dice.random()
@@ -315,7 +307,7 @@ class Draw:
             if self.chance(0.04):
                 return ("seq", ())
             name = self.dice.choice(NAMES)
-            self.used += [name] if name not in self.used else []
+            self.names += [name] if name not in self.names else []
             return ("var", name)
         if roll < 0.55:
             return ("seq", tuple(self.node(depth - 1) for _ in range(self.dice.choice([2, 2, 3]))))
@@ -330,7 +322,7 @@ class Draw:
         return ("times", self.node(depth - 1), least, most, self.chance(0.35))
 
     def of(self):
-        return self.dice.choice([None, None, *self.used, "U"])
+        return self.dice.choice([None, None, *self.names, "U"])
 
     def navigation(self, *, final=False):
         column = None if self.chance(0.15) else "n"
@@ -355,15 +347,15 @@ class Draw:
 
     def pattern(self):
         node = self.node(self.dice.choice([1, 2, 2, 3]))
-        if not self.used:
+        if not self.names:
             node = ("alt", (node, ("var", "A")))
-            self.used.append("A")
-        subset = {"U": self.dice.sample(self.used, self.dice.randint(1, len(self.used)))}
-        define = {name: self.condition() for name in self.used if self.chance(0.85)}
+            self.names.append("A")
+        subset = {"U": self.dice.sample(self.names, self.dice.randint(1, len(self.names)))}
+        define = {name: self.condition() for name in self.names if self.chance(0.85)}
         skip = self.dice.choice(
             ["past last row"] * 3
             + ["to next row"] * 3
-            + ["to first U", "to last U", f"to last {self.used[-1]}"]
+            + ["to first U", "to last U", f"to last {self.names[-1]}"]
         )
         rows = self.dice.choice(
             ["one", "one", "all", "all", "all_omit_empty", "all_with_unmatched"]
@@ -377,15 +369,6 @@ class Draw:
         for number in range(1, 5):
             ref = self.navigation if self.chance(0.6) else self.aggregate
             made[f"m{number}"] = ref(final=self.chance(0.4))
-        return made
-
-    def rows(self, count):
-        at, made = 0, []
-        for _ in range(count):
-            at += self.dice.choice([0, 1, 1, 1, 2, 3])
-            letter = None if self.chance(0.03) else self.dice.choice(LETTERS)
-            number = None if self.chance(0.1) else self.dice.randrange(6)
-            made.append({"at": at, "v": letter, "n": number})
         return made
 
 

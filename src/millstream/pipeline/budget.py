@@ -17,11 +17,10 @@ from millstream.kernels.budget import (
     Budget,
     Money,
 )
-from millstream.kernels.late import LATE_COLUMNS
 from millstream.pipeline.checks import require_free, type_of
 from millstream.pipeline.expressions import Column, as_expression
 from millstream.pipeline.schema import ColumnTypes
-from millstream.pipeline.shape import StreamShape
+from millstream.pipeline.shape import StreamShape, late_columns_of
 
 Zone = str | pl.Expr
 
@@ -50,8 +49,7 @@ def build_budget(
         EVENT: pl.String(),
     }
     require_free(added, shape.columns, "budget gives its rows")
-    if shape.late_policy == "side":
-        require_free(LATE_COLUMNS, shape.columns, "budget gives late rows")
+    late_columns = late_columns_of(shape, "budget")
     kernel = Budget(
         name=step,
         by=by,
@@ -62,13 +60,12 @@ def build_budget(
         money=money,
         key_types=tuple(shape.columns[column] for column in by),
         lateness_us=shape.lateness_us,
-        side_output=shape.late_policy == "side",
+        side_output=late_columns is not None,
     )
-    late_columns = {**shape.columns, **LATE_COLUMNS}
     shape_out = replace(
         shape,
         columns={**shape.columns, **added},
-        late_columns=late_columns if kernel.side_output else None,
+        late_columns=late_columns,
     )
     return kernel, shape_out
 

@@ -10,7 +10,7 @@ import polars as pl
 from millstream.choices import choose, did_you_mean
 from millstream.errors import ConfigError
 from millstream.kernels.errors.user_code import OnError, UserCode
-from millstream.kernels.late import LATE_COLUMNS
+from millstream.kernels.patterns.conditions import matched_in
 from millstream.kernels.patterns.measures import MATCH_END, MATCH_START
 from millstream.kernels.patterns.row_measures import RowMeasures, RowsPerMatch
 from millstream.kernels.patterns.row_operator import RowPatternMatch
@@ -25,10 +25,10 @@ from millstream.kernels.patterns.row_pattern import (
 from millstream.kernels.patterns.row_references import RowReference, readable, references_in
 from millstream.pipeline.checks import declared_at, require_free, require_unreserved, type_of
 from millstream.pipeline.expressions import Column, as_expression
-from millstream.pipeline.patterns import check_events, matched_shape, require_one_value
+from millstream.pipeline.patterns import require_condition
 from millstream.pipeline.row_patterns import RowPattern
 from millstream.pipeline.schema import ColumnTypes
-from millstream.pipeline.shape import StreamShape
+from millstream.pipeline.shape import StreamShape, check_events, late_columns_of
 
 
 def build_match_recognize(
@@ -52,9 +52,7 @@ def build_match_recognize(
     _check_conditions(pattern, shape.columns)
     _check_pattern(pattern, rows_per_match)
     made, types = _measures(shape.columns, by, measures or {}, pattern, rows_per_match)
-    side_output = shape.late_policy == "side"
-    if side_output:
-        require_free(LATE_COLUMNS, shape.columns, "match_recognize gives late rows")
+    late_columns = late_columns_of(shape, "match_recognize")
     step = shape.names.unique(name or f"match_recognize({pattern.text})")
     kernel = RowPatternMatch(
         step,
@@ -69,12 +67,13 @@ def build_match_recognize(
         made,
         tuple(shape.columns.items()),
         shape.lateness_us,
-        side_output,
+        late_columns is not None,
         UserCode(step, declared_at(), on_error),
     )
     _ = kernel.tables  # says what cannot be compiled
     _check_bounded(pattern, kernel, unbounded=unbounded)
-    return kernel, matched_shape(shape, types, side_output=side_output)
+    # Matches are events that are never taken back, and that nothing is known to identify.
+    return kernel, StreamShape(columns=types, late_columns=late_columns, names=shape.names)
 
 
 # ── conditions and the pattern ──────────────────────────────────────────────────────────────
@@ -89,12 +88,7 @@ def _check_conditions(pattern: RowPattern, columns: ColumnTypes) -> None:
                 raise ConfigError(
                     f"{what} looks at {reference}: a whole match is not there while rows are matched. Leave final out."
                 )
-        dtype = type_of(condition, {**columns, **hidden}, what)
-        require_one_value(what, condition, {**columns, **hidden})
-        if dtype != pl.Boolean:
-            raise ConfigError(
-                f'{what} is of type {dtype}. Give a condition, such as pl.col("price") > 10.'
-            )
+        require_condition(what, condition, {**columns, **hidden}, 'pl.col("price") > 10')
 
 
 def _hidden_columns(
@@ -118,7 +112,7 @@ def _hidden_columns(
                 f"{did_you_mean(one.column, columns)}"
             )
         found[name] = one.dtype(columns)
-    if any(name.startswith("__matched:") for name in expression.meta.root_names()):
+    if matched_in([expression]):
         raise ConfigError(
             f"{what} uses ms.matched(…), which is for sequences. In row patterns say ms.variable(…)."
         )

@@ -10,7 +10,6 @@ import polars as pl
 from millstream.choices import did_you_mean
 from millstream.errors import ConfigError
 from millstream.kernels.errors.user_code import OnError, UserCode
-from millstream.kernels.late import LATE_COLUMNS
 from millstream.kernels.patterns.conditions import Matched, matched_in
 from millstream.kernels.patterns.measures import MATCH_END, MATCH_START, Measures
 from millstream.kernels.patterns.nfa import (
@@ -36,7 +35,7 @@ from millstream.pipeline.sequences import (
     PatternSequence,
     matched,
 )
-from millstream.pipeline.shape import StreamShape
+from millstream.pipeline.shape import StreamShape, check_events, late_columns_of
 
 
 def build_match(
@@ -66,9 +65,7 @@ def build_match(
     if step is not None and step not in declared.steps:
         raise ConfigError(f"skip names the step {step!r}. {_steps_there(step, declared.steps)}")
     made, types = _measures(shape.columns, by, measures, declared.steps)
-    side_output = shape.late_policy == "side"
-    if side_output:
-        require_free(LATE_COLUMNS, shape.columns, "match gives late rows")
+    late_columns = late_columns_of(shape, "match")
     name = shape.names.unique(name or f"match({', '.join(declared.steps)})")
     kernel = PatternMatch(
         name,
@@ -80,30 +77,12 @@ def build_match(
         made,
         tuple(shape.columns.items()),
         shape.lateness_us,
-        side_output,
+        late_columns is not None,
         UserCode(name, declared_at(), on_error),
     )
     _ = kernel.compiled  # says what cannot be compiled
-    return kernel, matched_shape(shape, types, side_output=side_output)
-
-
-def matched_shape(shape: StreamShape, types: ColumnTypes, *, side_output: bool) -> StreamShape:
-    """Return the shape of matches: events that are never taken back, and that nothing is known to identify."""
-    return StreamShape(
-        columns=types,
-        late_columns={**shape.columns, **LATE_COLUMNS} if side_output else None,
-        names=shape.names,
-    )
-
-
-def check_events(shape: StreamShape, what: str) -> None:
-    """Make sure that the rows are events, each of which stands for itself."""
-    if shape.is_late:
-        raise ConfigError(f"{what} comes after late rows. View them, or send them to a topic.")
-    if shape.mode == "discard":
-        raise ConfigError(
-            f'{what} comes after emit("discard"), whose rows are parts that add up. Emit "final" above.'
-        )
+    # Matches are events that are never taken back, and that nothing is known to identify.
+    return kernel, StreamShape(columns=types, late_columns=late_columns, names=shape.names)
 
 
 @dataclass
@@ -153,21 +132,20 @@ class _Declared:
     def check_conditions(self) -> None:
         for what, condition in self.conditions:
             hidden = hidden_columns(what, [condition], self.columns, self.steps)
-            dtype = type_of(condition, {**self.columns, **hidden}, what)
-            require_one_value(what, condition, {**self.columns, **hidden})
-            if dtype != pl.Boolean:
-                raise ConfigError(
-                    f'{what} is of type {dtype}. Give a condition, such as pl.col("type") == "pay".'
-                )
+            types = {**self.columns, **hidden}
+            require_condition(what, condition, types, 'pl.col("type") == "pay"')
 
 
-def require_one_value(what: str, expression: pl.Expr, columns: ColumnTypes) -> None:
-    """Make sure that an expression is one column."""
+def require_condition(what: str, expression: pl.Expr, columns: ColumnTypes, example: str) -> None:
+    """Make sure that an expression is one column of truths."""
+    dtype = type_of(expression, columns, what)
     made = pl.DataFrame(schema=columns).select(expression).width
     if made != 1:
         raise ConfigError(
             f"{what} is {expression}, which is {made} columns. Make one of them: pl.all_horizontal(…) or pl.any_horizontal(…)."
         )
+    if dtype != pl.Boolean:
+        raise ConfigError(f"{what} is of type {dtype}. Give a condition, such as {example}.")
 
 
 def hidden_columns(

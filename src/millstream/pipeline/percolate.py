@@ -11,7 +11,6 @@ from millstream.choices import choose
 from millstream.errors import ConfigError
 from millstream.kernels.errors.user_code import OnError, UserCode
 from millstream.kernels.joins.join_input import JoinInput
-from millstream.kernels.late import LATE_COLUMNS
 from millstream.kernels.search.analyzers import ANALYZERS, stemmer_release
 from millstream.kernels.search.compiled_queries import QueryLanguage
 from millstream.kernels.search.fields import SearchField, kind_of
@@ -27,7 +26,7 @@ from millstream.pipeline.checks import (
 from millstream.pipeline.final_rows import when_final
 from millstream.pipeline.graph import GraphNode, OperatorNode
 from millstream.pipeline.schema import ColumnTypes
-from millstream.pipeline.shape import StreamShape
+from millstream.pipeline.shape import StreamShape, check_events, late_columns_of
 from millstream.pipeline.temporal_joins import RightInput
 
 _SHARDS_MAX = 1024
@@ -58,7 +57,7 @@ def build_percolate(
     name: str | None,
 ) -> tuple[OperatorNode, StreamShape]:
     """Build the operator with its inputs, and the shape of its rows."""
-    _check_events(shape)
+    check_events(shape, "percolate")
     node, shape = when_final(node, shape, (), "percolate")
     language = _language(shape.columns, options)
     right = _right_columns(shape, queries.shape, options)
@@ -68,9 +67,7 @@ def build_percolate(
             "transactions, or a step left its key out or made other rows. Give the table that is made of the topic "
             "or stream."
         )
-    side_output = shape.late_policy == "side"
-    if side_output:
-        require_free(LATE_COLUMNS, shape.columns, "percolate gives late rows")
+    late_columns = late_columns_of(shape, "percolate")
     columns = {**shape.columns, **{renamed: dtype for _, renamed, dtype in right.columns}}
     highlight = _highlight(columns, options)
     if highlight is not None:
@@ -86,21 +83,11 @@ def build_percolate(
         shards=whole_number(options.shards, 1, _SHARDS_MAX, "percolate's shards"),
         highlight=highlight,
         within_us=queries.origin.ttl_us,
-        side_output=side_output,
+        side_output=late_columns is not None,
         code=UserCode(step, declared_at(), checked_on_error(options.on_error)),
     )
-    late_columns = {**shape.columns, **LATE_COLUMNS} if side_output else None
     made = StreamShape(columns=columns, late_columns=late_columns, names=shape.names)
     return OperatorNode((node, queries.origin.versions(shape.names)), kernel), made
-
-
-def _check_events(shape: StreamShape) -> None:
-    if shape.is_late:
-        raise ConfigError("percolate comes after late rows. View them, or send them to a topic.")
-    if shape.mode == "discard":
-        raise ConfigError(
-            'percolate comes after emit("discard"), whose rows are parts that add up. Emit "final" above.'
-        )
 
 
 def _right_columns(shape: StreamShape, table: StreamShape, options: PercolateOptions) -> JoinInput:

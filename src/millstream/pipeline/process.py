@@ -10,14 +10,13 @@ from millstream.choices import choose, did_you_mean
 from millstream.errors import ConfigError
 from millstream.kernels.column_types import check_column
 from millstream.kernels.errors.user_code import OnError, UnusableRowError, UserCode
-from millstream.kernels.late import LATE_COLUMNS
 from millstream.kernels.process.declarations import StateDeclaration
 from millstream.kernels.process.frame_function import FrameFunction
 from millstream.kernels.process.function import VERSION_MAX, ProcessFunction, states_of
 from millstream.kernels.process.operator import KeyedProcess, OutputColumns, RowOrder
 from millstream.kernels.process.side_outputs import SelectOutput
 from millstream.kernels.process.values import conversion
-from millstream.pipeline.checks import declared_at, require_free, require_unreserved, whole_number
+from millstream.pipeline.checks import declared_at, require_unreserved, whole_number
 from millstream.pipeline.graph import (
     GraphNode,
     OperatorNode,
@@ -25,7 +24,7 @@ from millstream.pipeline.graph import (
     reads_dataframes,
 )
 from millstream.pipeline.schema import ColumnTypes
-from millstream.pipeline.shape import StreamShape
+from millstream.pipeline.shape import StreamShape, late_columns_of
 from millstream.pipeline.stateless import FrameSchema, declared_columns
 
 _OUTPUTS_MAX = 1000
@@ -63,9 +62,7 @@ def build_process(
             "process is given a function with on_processing_timer, and the stream comes from a DataFrame of Spark's, "
             "whose batches have no clock. Use event-time timers: on_timer."
         )
-    side_output = shape.late_policy == "side"
-    if side_output:
-        require_free(LATE_COLUMNS, shape.columns, "process gives late rows")
+    late_columns = late_columns_of(shape, "process")
     step = shape.names.unique(name or f"process({type(function).__name__})")
     kernel = KeyedProcess(
         name=step,
@@ -76,17 +73,13 @@ def build_process(
         columns=tuple(shape.columns.items()),
         order=order,
         lateness_us=shape.lateness_us,
-        side_output=side_output,
+        side_output=late_columns is not None,
         version=whole_number(function.version, 1, VERSION_MAX, "The version of the function"),
         migrates=function.defines("migrate"),
         processing_timers=processing_timers,
         code=UserCode(step, declared_at(), on_error),
     )
-    made = StreamShape(
-        columns=main,
-        late_columns={**shape.columns, **LATE_COLUMNS} if side_output else None,
-        names=shape.names,
-    )
+    made = StreamShape(columns=main, late_columns=late_columns, names=shape.names)
     operator = OperatorNode((node,), kernel)
     return (operator if len(outputs) == 1 else _output_node(operator, kernel, 0)), made
 

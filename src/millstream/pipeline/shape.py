@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from millstream.errors import ConfigError
 from millstream.kernels.column_types import check_column, check_key
-from millstream.kernels.late import LATE_WINDOW_COLUMNS
+from millstream.kernels.late import LATE_COLUMNS, LATE_WINDOW_COLUMNS
 from millstream.kernels.trigger import EmitStrategy, LatePolicy, Mode
 from millstream.pipeline.checks import require_column, require_free
 from millstream.pipeline.expressions import names_given
@@ -107,6 +108,32 @@ class StreamShape:
         Where a row replaces another, the window above then emits both, as with ``"retract"``.
         """
         return replace(self, mode="retract") if self.mode == "update" else self
+
+
+def check_events(shape: StreamShape, what: str) -> None:
+    """Make sure that rows are neither late ones nor parts.
+
+    Raises:
+        ConfigError: they are, before the operator that ``what`` names.
+    """
+    if shape.is_late:
+        raise ConfigError(f"{what} comes after late rows. View them, or send them to a topic.")
+    if shape.mode == "discard":
+        raise ConfigError(
+            f'{what} comes after emit("discard"), whose rows are parts that add up. Emit "final" above.'
+        )
+
+
+def late_columns_of(shape: StreamShape, what: str) -> ColumnTypes | None:
+    """Return the columns of the late rows that an operator gives to the side output; None if it gives none.
+
+    Raises:
+        ConfigError: the stream has a column of that name, before the operator that ``what`` names.
+    """
+    if shape.late_policy != "side":
+        return None
+    require_free(LATE_COLUMNS, shape.columns, f"{what} gives late rows")
+    return {**shape.columns, **LATE_COLUMNS}
 
 
 def windowed_shape(

@@ -13,13 +13,12 @@ from millstream.kernels.joins.asof_match import Direction
 from millstream.kernels.joins.join_input import JoinedColumns
 from millstream.kernels.joins.lookup import Lookup
 from millstream.kernels.joins.signed_lookup import SignedLookup
-from millstream.kernels.late import LATE_COLUMNS
 from millstream.kernels.static_lookup import StaticLookup
 from millstream.kernels.tables.static_rows import StaticRows
-from millstream.pipeline.checks import require_free, span_us
+from millstream.pipeline.checks import span_us
 from millstream.pipeline.final_rows import may_change, timed_changes, when_final
 from millstream.pipeline.graph import GraphNode, OperatorNode
-from millstream.pipeline.shape import StreamShape
+from millstream.pipeline.shape import StreamShape, check_events, late_columns_of
 from millstream.pipeline.table_joins import On, join_keys, joined_columns
 from millstream.pipeline.versions import TableOrigin
 
@@ -63,7 +62,7 @@ def build_asof_join(
     Rows that may be taken back are joined when they are final: the join waits for the same watermark.
     """
     what = "join_asof"
-    _check_events(left, what)
+    check_events(left, what)
     keys = join_keys(on, left, right.shape, what)
     left_node, left = when_final(left_node, left, keys.left, what)
     right = _final_right(right, options, keys.right)
@@ -82,9 +81,7 @@ def build_asof_join(
             'output. Read it with late="drop": those that are late are counted; or say late="keep" or '
             '"correct" of the join, which use them.'
         )
-    side_output = left.late_policy == "side"
-    if side_output:
-        require_free(LATE_COLUMNS, left.columns, "join_asof gives late rows")
+    late_columns = late_columns_of(left, what)
     said = ", ".join(columns.left.on)
     kernel = AsofJoin(
         left.names.unique(name or f"as-of join on {said}"),
@@ -95,11 +92,10 @@ def build_asof_join(
         options.allow_equal,
         options.nulls_equal and not right.shape.is_table,  # the key of a table is never null
         (left.lateness_us, lateness_us),
-        side_output,
+        late_columns is not None,
         late,
         corrected_us,
     )
-    late_columns = {**left.columns, **LATE_COLUMNS} if side_output else None
     shape = replace(
         left,
         columns=columns.types,
@@ -117,7 +113,7 @@ def _final_right(right: RightInput, options: AsofOptions, by: tuple[str, ...]) -
     if right.shape.is_table:  # its versions are asked for, and not how it changes
         return right
     what = "join_asof's right input"
-    _check_events(right.shape, what)
+    check_events(right.shape, what)
     node, shape = when_final(right.node, right.shape, by, what)
     if node is not right.node and options.late not in (None, "drop"):
         raise ConfigError(
@@ -176,7 +172,7 @@ def build_lookup(
 ) -> tuple[Lookup, GraphNode, StreamShape]:
     """Build the operator, the node of its right input, and the shape of its rows."""
     what = "lookup"
-    _check_events(left, what)
+    check_events(left, what)
     signed = may_change(left)
     if signed:
         left = timed_changes(left, what)
@@ -206,16 +202,6 @@ def build_lookup(
 def static_lookup(kernel: Lookup, table: StaticRows) -> StaticLookup:
     """Return the step that does without state what a look-up does with a table of given rows."""
     return StaticLookup(kernel.name, kernel.how, kernel.columns, kernel.nulls_equal, table)
-
-
-def _check_events(shape: StreamShape, what: str) -> None:
-    """Make sure that rows are neither late ones nor parts."""
-    if shape.is_late:
-        raise ConfigError(f"{what} comes after late rows. View them, or send them to a topic.")
-    if shape.mode == "discard":
-        raise ConfigError(
-            f'{what} comes after emit("discard"), whose rows are parts that add up. Emit "final" above.'
-        )
 
 
 def _tolerance_us(options: AsofOptions) -> int | None:

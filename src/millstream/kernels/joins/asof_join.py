@@ -295,15 +295,7 @@ class _AsofBatch:
     def _due(self, left: pl.DataFrame | None) -> pl.DataFrame | None:
         """Return the left rows whose time has come, and let the others wait."""
         until_us = delayed_watermark(self.context.watermark_us, self.join.wait_us) - 1
-        held = self.waiting.take(until_us)
-        self.ledger.events_out += 0 if held is None else held.height
-        if left is None:
-            return held
-        comes_due = left[TIME] <= until_us
-        kept = left.filter(~comes_due)
-        self.waiting.add(kept)
-        self.ledger.events_in += kept.height
-        return concat_present([held, left.filter(comes_due)])
+        return self.waiting.due(left, until_us, self.ledger)
 
     def _emit(self, due: pl.DataFrame, right: pl.DataFrame | None) -> None:
         """Emit left rows with their matches, in the order of time; hold those that may be corrected."""

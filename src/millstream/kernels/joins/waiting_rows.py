@@ -16,6 +16,7 @@ from millstream.kernels.arrays import Bools
 from millstream.kernels.changes import concat_present
 from millstream.kernels.frames import TIME
 from millstream.kernels.state.keyhash import Hashes
+from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.sorted_runs import EACH_ROW, Run, Share, SortedRuns
 from millstream.kernels.time.watermarks import NO_WATERMARK
@@ -52,6 +53,23 @@ class WaitingRows:
         for slot in np.unique(slots):
             mine = keyed.filter(pl.Series(slots == slot))
             self.runs.add(int(slot), mine, lambda rows: rows, alive=self._waiting)
+
+    def due(
+        self, came: pl.DataFrame | None, until_us: int, ledger: StateLedger
+    ) -> pl.DataFrame | None:
+        """Return the rows whose time is ``until_us`` or earlier, of those that waited and those that came.
+
+        The others wait from now on. ``ledger`` counts what leaves the state, and what comes into it.
+        """
+        held = self.take(until_us)
+        ledger.events_out += 0 if held is None else held.height
+        if came is None:
+            return held
+        comes_due = came[TIME] <= until_us
+        kept = came.filter(~comes_due)
+        self.add(kept)
+        ledger.events_in += kept.height
+        return concat_present([held, came.filter(comes_due)])
 
     def take(self, until_us: int) -> pl.DataFrame | None:
         """Return the rows whose time is ``until_us`` or earlier, each once; None if there are none."""

@@ -191,15 +191,7 @@ class _ProcessBatch:
 
     def _due(self, in_time: pl.DataFrame | None) -> pl.DataFrame | None:
         """Return the rows whose time has come, in their order, and let the others wait."""
-        held = self.waiting.take(self.until_us - 1)
-        self.ledger.events_out += 0 if held is None else held.height
-        if in_time is not None:
-            comes_due = in_time[TIME] < self.until_us
-            kept = in_time.filter(~comes_due)
-            self.waiting.add(kept)
-            self.ledger.events_in += kept.height
-            in_time = in_time.filter(comes_due)
-        due = concat_present([held, in_time])
+        due = self.waiting.due(in_time, self.until_us - 1, self.ledger)
         return None if due is None else self._hashed(due.sort(TIME, TIE, maintain_order=True))
 
     def _arrived(self, in_time: pl.DataFrame | None) -> pl.DataFrame | None:

@@ -14,11 +14,17 @@ from millstream.kernels.arrays import Bools, Float64s, Int64s
 from millstream.kernels.search.analyzers import folded, normalized, raw_words, terms_of
 from millstream.kernels.search.fields import SearchField
 from millstream.kernels.search.geography import LEVELS, cells_of
-from millstream.kernels.search.necessary_terms import BEGINNING_CHARS, EVERY_ROW
+from millstream.kernels.search.necessary_terms import (
+    BEGINNING_CHARS,
+    BEGINNING_KIND,
+    CELL_KIND,
+    EVERY_ROW,
+    TERM_KIND,
+    VALUE_KIND,
+)
 from millstream.kernels.state.keyhash import Hashes, digest_columns
 
 _ROW_BYTES = 100
-_TERM, _BEGINNING, _VALUE, _CELL = "tbvc"  # as in necessary_terms.py
 
 
 @dataclass(frozen=True)
@@ -110,16 +116,12 @@ class Documents:
     @cached_property
     def terms(self) -> Vocabulary:
         """The terms, each with the number of its field before it and ``t`` between."""
-        return Vocabulary.of(self._keys(_TERM, "term"))
+        return Vocabulary.of(term_keys(self.tokens, "term"))
 
     @cached_property
     def words(self) -> Vocabulary:
         """The words, in the same way."""
-        return Vocabulary.of(self._keys(_TERM, "word"))
-
-    def _keys(self, kind: str, column: str) -> pl.Series:
-        made = self.tokens.select(pl.concat_str(pl.col("field"), pl.lit(kind), pl.col(column)))
-        return made.to_series().alias("key")
+        return Vocabulary.of(term_keys(self.tokens, "word"))
 
     @cached_property
     def doc_terms(self) -> Int64s:
@@ -197,7 +199,9 @@ class Documents:
         begin = self.tokens.filter(pl.col("word").str.len_chars() >= BEGINNING_CHARS)
         keys = begin.select(
             pl.concat_str(
-                pl.col("field"), pl.lit(_BEGINNING), pl.col("word").str.slice(0, BEGINNING_CHARS)
+                pl.col("field"),
+                pl.lit(BEGINNING_KIND),
+                pl.col("word").str.slice(0, BEGINNING_CHARS),
             ).alias("key")
         ).to_series()
         beginnings = Vocabulary.of(keys)
@@ -207,14 +211,20 @@ class Documents:
                 yield from self._cells(number)
             elif field.kind != "text":
                 doc = np.flatnonzero(self.comparable[number])
-                yield doc, _keys(number, _VALUE, self.values[number][doc]), None
+                yield doc, _keys(number, VALUE_KIND, self.values[number][doc]), None
 
     def _cells(self, number: int) -> Iterator[tuple[Int64s, pl.Series, None]]:
         doc = np.flatnonzero(self.present[number])
         latitudes, longitudes = (degrees[doc] for degrees in self.points[number])
         for level in LEVELS:
             row, column = cells_of(latitudes, longitudes, level)
-            yield doc, _keys(number, f"{_CELL}{level}/", row, "/", column), None
+            yield doc, _keys(number, f"{CELL_KIND}{level}/", row, "/", column), None
+
+
+def term_keys(table: pl.DataFrame, column: str) -> pl.Series:
+    """Return the texts of a column as terms of the field that the column ``field`` has the number of."""
+    made = table.select(pl.concat_str(pl.col("field"), pl.lit(TERM_KIND), pl.col(column)))
+    return made.to_series().alias("key")
 
 
 def _keys(number: int, kind: str, *parts: Int64s | str) -> pl.Series:

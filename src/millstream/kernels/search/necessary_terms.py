@@ -43,6 +43,7 @@ from millstream.kernels.search.conditions import (
 from millstream.kernels.search.geography import cells_inside, cells_near
 
 BEGINNING_CHARS = 3
+TERM_KIND, BEGINNING_KIND, VALUE_KIND, CELL_KIND = "tbvc"  # behind the number of the field
 EVERY_ROW = ""
 """The term that every row has."""
 
@@ -52,22 +53,22 @@ Terms = tuple[float, tuple[str, ...]]
 
 def term_key(field: int, term: str) -> str:
     """Return a term of text as it is indexed."""
-    return f"{field}t{term}"
+    return f"{field}{TERM_KIND}{term}"
 
 
 def beginning_key(field: int, word: str) -> str:
     """Return the beginning of a word as it is indexed; the word is as long or longer."""
-    return f"{field}b{word[:BEGINNING_CHARS]}"
+    return f"{field}{BEGINNING_KIND}{word[:BEGINNING_CHARS]}"
 
 
 def value_key(field: int, value: int) -> str:
     """Return a value as it is indexed."""
-    return f"{field}v{value}"
+    return f"{field}{VALUE_KIND}{value}"
 
 
 def cell_key(field: int, cell: str) -> str:
     """Return a cell of the grid as it is indexed."""
-    return f"{field}c{cell}"
+    return f"{field}{CELL_KIND}{cell}"
 
 
 def alternatives(condition: Condition) -> list[tuple[str, ...]]:
@@ -129,7 +130,7 @@ def _share(terms: tuple[str, ...], queries_with: Mapping[str, int]) -> float:
 
 
 # Of terms that equally many queries have: values are more common than words, and few letters than cells.
-_COMMON = {"t": 1.0, "b": 4.0, "v": 8.0, "c": 2.0}
+_COMMON = {TERM_KIND: 1.0, BEGINNING_KIND: 4.0, VALUE_KIND: 8.0, CELL_KIND: 2.0}
 
 
 def _kind(term: str) -> str:

@@ -225,6 +225,13 @@ class _Pairs(NamedTuple):
         return _Pairs(self.rows[true], self.versions[true])
 
 
+class _NewQueries(NamedTuple):
+    """The versions of queries that a batch brings, and their postings."""
+
+    versions: pl.DataFrame
+    postings: pl.DataFrame
+
+
 @dataclass
 class _PercolateBatch:
     """One batch of one bucket: what it emits, and how its state changes."""
@@ -238,6 +245,7 @@ class _PercolateBatch:
         self.waiting = WaitingRows(state, "rows", self._shard_hashes)
         self.versions = Versions(state, "queries", step.queries.keys, True, owned=self._owned)
         self.postings = Postings(state, "postings", step.by, self._owned, self.context.seed)
+        self.until_us = step.output_watermark(self.context.watermark_us) - 1
         self.ledger = StateLedger(step.name, (self.waiting.runs, self.versions.runs))
 
     def _shard_hashes(self, rows: pl.DataFrame) -> Hashes:
@@ -250,20 +258,23 @@ class _PercolateBatch:
         self, rows: pl.DataFrame | None, queries: pl.DataFrame | None
     ) -> list[pl.DataFrame | None]:
         """Store new queries, let rows wait, and return those whose time has come with what matches them."""
-        due = self._due(rows)
+        due, new = self._due(rows), None
+        if queries is not None:
+            new = _NewQueries(queries.drop(NECESSARY), self.postings.rows_of(queries))
         # Before the versions are stored: what rows that are due match may leave the state with that.
-        made = [] if due is None else list(self._matched(due, queries))
-        if queries is not None and queries.height:
-            until_us = self.step.output_watermark(self.context.watermark_us) - 1
-            horizon = Horizon(until_us, self._oldest_us(until_us), newest=True)
-            self.ledger.events_in += self.versions.add(queries.drop(NECESSARY), horizon)
+        made = [] if due is None else list(self._matched(due, new))
+        if new is not None:
+            horizon = Horizon(self.until_us, self._oldest_us, newest=True)
+            self.ledger.events_in += self.versions.add(new.versions, horizon)
             self.ledger.events_out += self.versions.left
-            self.postings.add(self.postings.rows_of(queries), self._stored)
+            self.postings.add(new.postings, self._stored)
         self.ledger.check()
         return made
 
-    def _oldest_us(self, until_us: int) -> int | None:
-        return None if self.step.within_us is None else until_us + 1 - self.step.within_us
+    @property
+    def _oldest_us(self) -> int | None:
+        within_us = self.step.within_us
+        return None if within_us is None else self.until_us + 1 - within_us
 
     def _stored(self, postings: pl.DataFrame) -> pl.DataFrame:
         """Leave out postings of versions that are not stored any more."""
@@ -274,38 +285,27 @@ class _PercolateBatch:
 
     def _due(self, rows: pl.DataFrame | None) -> pl.DataFrame | None:
         """Return the rows whose time has come, each once, in their order; let the others wait."""
-        until_us = self.step.output_watermark(self.context.watermark_us) - 1
-        held = self.waiting.take(until_us)
-        self.ledger.events_out += 0 if held is None else held.height
-        if rows is not None:
-            comes_due = rows[TIME] <= until_us
-            kept = rows.filter(~comes_due)
-            self.waiting.add(kept)
-            self.ledger.events_in += kept.height
-            rows = rows.filter(comes_due)
-        due = concat_present([held, rows])
-        if due is None or not due.height:
+        due = self.waiting.due(rows, self.until_us, self.ledger)
+        if due is None:
             return None
         # All shards of this bucket have a copy of each row.
         return due.filter(due[SHARD] == due[SHARD].min()).sort(TIME, TIE, maintain_order=True)
 
     # ── matches ─────────────────────────────────────────────────────────────────────────────
 
-    def _matched(
-        self, due: pl.DataFrame, queries: pl.DataFrame | None
-    ) -> Iterator[pl.DataFrame | None]:
+    def _matched(self, due: pl.DataFrame, new: _NewQueries | None) -> Iterator[pl.DataFrame | None]:
         """Yield the rows, a part of them at a time, with the queries that match them."""
         # Rows that waited long come due together, and their words take many times the memory of their text.
         for first, end in parts_of(text_bytes(due, self.step.language.fields), _TEXT_BYTES_MAX):
-            yield from self._matched_part(due[first:end], queries)
+            yield from self._matched_part(due[first:end], new)
 
     def _matched_part(
-        self, due: pl.DataFrame, queries: pl.DataFrame | None
+        self, due: pl.DataFrame, new: _NewQueries | None
     ) -> Iterator[pl.DataFrame | None]:
         step = self.step
         documents = Documents(due, step.language.fields)
-        candidates = self._candidates(documents, queries)
-        known = self._known(candidates.hashes, queries)
+        candidates = self._candidates(documents, new)
+        known = self._known(candidates.hashes, new)
         if known is None:
             return
         verifier = QueryVerifier(documents, StoredConditions.of(known))
@@ -315,18 +315,18 @@ class _PercolateBatch:
             if len(found.rows):
                 yield self._joined(documents, known, verifier, found)
 
-    def _candidates(self, documents: Documents, queries: pl.DataFrame | None) -> Candidates:
+    def _candidates(self, documents: Documents, new: _NewQueries | None) -> Candidates:
         """Return the queries that may match the rows."""
         docs, terms = documents.index_terms(self.context.seed)
-        new = None if queries is None else self.postings.rows_of(queries)
-        return self.postings.candidates(docs, terms, new)
+        return self.postings.candidates(docs, terms, None if new is None else new.postings)
 
-    def _known(self, hashes: Hashes, queries: pl.DataFrame | None) -> pl.DataFrame | None:
+    def _known(self, hashes: Hashes, new: _NewQueries | None) -> pl.DataFrame | None:
         """Return the versions of queries with these hashes, rising, and the new ones of them."""
-        if queries is not None:
-            queries = queries.drop(NECESSARY)
-            queries = queries.filter(pl.Series(np.isin(queries[HASH].to_numpy(), hashes)))
-        return concat_present([self.versions.look_up(hashes), queries])
+        held = self.versions.look_up(hashes)
+        if new is None:
+            return held
+        wanted = np.isin(new.versions[HASH].to_numpy(), hashes)
+        return concat_present([held, new.versions.filter(pl.Series(wanted))])
 
     def _in_force(
         self, due: pl.DataFrame, known: pl.DataFrame, docs: Int64s, hashes: Hashes

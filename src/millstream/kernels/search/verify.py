@@ -27,9 +27,10 @@ from millstream.kernels.search.conditions import (
     SEPARATOR,
     TERM,
 )
-from millstream.kernels.search.documents import Documents
+from millstream.kernels.search.documents import Documents, term_keys
 from millstream.kernels.search.geography import inside, near
 from millstream.kernels.search.language import whole_word
+from millstream.kernels.search.necessary_terms import term_key
 
 _NO_TERM = -1
 _TRUTHS_MAX = 2_000_000  # of conditions, and of what combines them, at a time: some 150 MB
@@ -156,10 +157,7 @@ class QueryVerifier:
     @cached_property
     def _terms(self) -> Int64s:
         """The numbers of the terms of the conditions of one term."""
-        keys = self.conditions.table.select(
-            pl.concat_str(pl.col("field"), pl.lit("t"), pl.col("text")).alias("key")
-        ).to_series()
-        numbers = self.documents.terms.numbers_of(keys)
+        numbers = self.documents.terms.numbers_of(term_keys(self.conditions.table, "text"))
         return np.where(self.conditions.kinds == TERM, numbers, _NO_TERM)
 
     def _in_range(self, doc: Int64s, condition: Int64s) -> Bools:
@@ -213,11 +211,11 @@ class QueryVerifier:
 
     def _with_prefix(self, field: int, text: str) -> Int64s:
         words = self.documents.words
-        return words.tokens(*words.beginning_with(f"{field}t{text}"))
+        return words.tokens(*words.beginning_with(term_key(field, text)))
 
     def _with_pattern(self, field: int, text: str) -> Int64s:
         expression, begin = text.rsplit(SEPARATOR, 1)
-        words, own = self.documents.words, f"{field}t"
+        words, own = self.documents.words, term_key(field, "")
         first, end = words.beginning_with(own + begin)
         texts = words.texts[first:end].str.slice(len(own))
         matching = np.flatnonzero(texts.str.contains(whole_word(expression)).to_numpy()) + first
@@ -227,7 +225,7 @@ class QueryVerifier:
 
 def phrase_starts(documents: Documents, field: int, terms: list[str]) -> Int64s:
     """Return the tokens of a field at which some terms stand one behind the other."""
-    numbers = documents.terms.numbers_of(pl.Series([f"{field}t{term}" for term in terms]))
+    numbers = documents.terms.numbers_of(pl.Series([term_key(field, term) for term in terms]))
     if (numbers == _NO_TERM).any():
         return np.empty(0, np.int64)
     of_token = documents.terms.of_token

@@ -41,6 +41,7 @@ from millstream.kernels.arrays import Int64s
 from millstream.kernels.changes import (
     concat_present,
     consolidate,
+    group_numbers,
     total_weight,
     with_diff,
     with_weight,
@@ -344,26 +345,10 @@ class _SignedBatch:
         marks = panes.emission.marks_replaced
         if panes.emission.mode == "retract" and not marks:
             return changed
-        back = pl.col(WEIGHT) < 0
-        key = [*self.keys, *panes.window_key]
-        new = changed.filter(~back)
-        is_replaced = {
-            replaced: changed.filter(back).join(
-                new,
-                on=key,
-                how="semi" if replaced else "anti",
-                nulls_equal=True,
-                maintain_order="left",
-            )
-            for replaced in ((False, True) if marks else (False,))
-        }
-        if not marks:
-            return pl.concat([is_replaced[False], new])
-        marked = [
-            rows.with_columns(pl.lit(replaced).alias(REPLACED))
-            for replaced, rows in (*is_replaced.items(), (False, new))
-        ]
-        return pl.concat(marked)
+        back = changed[WEIGHT].to_numpy() < 0
+        numbers = group_numbers(changed, [*self.keys, *panes.window_key])
+        replaced = pl.Series(REPLACED, back & np.isin(numbers, numbers[~back]))
+        return changed.hstack([replaced]) if marks else changed.filter(~replaced)
 
     # ── expired sessions, and when to look again ────────────────────────────────────────────
 
