@@ -25,6 +25,7 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka.errors import KafkaError as PythonKafkaError
 
 import millstream as ms
+from millstream.broker import connection
 from millstream.broker.protocol.error_codes import ErrorCode
 from millstream.broker.security import users as users_file
 from millstream.broker.security.authentication import USER_FAILURES_MAX
@@ -501,6 +502,18 @@ def test_who_never_finishes_the_handshake_is_not_waited_for(folder, certificate)
     door = {"tls_cert": certificate.cert, "tls_key": certificate.key}
     with InProcess(folder, door=door, login_s=0.3) as broker, RawClient(broker.address) as silent:
         assert silent.is_closed()
+
+
+def test_a_connection_that_has_just_begun_ends_with_the_broker(folder, monkeypatch) -> None:
+    run = connection.Connection.run
+
+    async def stopped_at_once(self: connection.Connection) -> None:
+        asyncio.get_running_loop().call_soon(self.stop)
+        await run(self)
+
+    monkeypatch.setattr(connection.Connection, "run", stopped_at_once)
+    with InProcess(folder, stalled_s=3600) as broker, RawClient(broker.address) as client:
+        assert client.is_closed()
 
 
 def test_a_certificate_is_renewed_while_the_broker_runs(

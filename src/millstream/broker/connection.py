@@ -79,6 +79,7 @@ class Connection:
         """Serve until the connection ends."""
         serving = asyncio.create_task(self._serve())
         self._reading = reading = asyncio.create_task(self._read())
+        reading.add_done_callback(self._put_end)
         late = self._node.loop.call_later(self._node.settings.login_s, self._end_if_unauthenticated)
         try:
             await asyncio.wait({serving, reading}, return_when=asyncio.FIRST_COMPLETED)
@@ -132,12 +133,13 @@ class Connection:
 
     async def _read(self) -> None:
         """Read requests until the client disconnects, is idle for too long, or sends an invalid request."""
-        try:
-            while (frame := await self._next_frame()) is not None:
-                await self._frames.put(frame)
-        finally:
-            with suppress(asyncio.QueueFull):  # then nobody waits for an element
-                self._frames.put_nowait(None)
+        while (frame := await self._next_frame()) is not None:
+            await self._frames.put(frame)
+
+    def _put_end(self, _: asyncio.Task[None]) -> None:
+        """Say that no request follows, also where reading was stopped before it began."""
+        with suppress(asyncio.QueueFull):  # then nobody waits for an element
+            self._frames.put_nowait(None)
 
     async def _next_frame(self) -> bytes | None:
         """Return the next request; None at the end."""
