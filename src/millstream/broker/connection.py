@@ -27,6 +27,7 @@ from millstream.broker.protocol.wire import BytesLike, MalformedError
 from millstream.broker.security.authentication import OPENING_BYTES_MAX, SaslSession
 
 READ_AHEAD_BYTES = 64 * 1024  # of a connection, before memory is reserved for its next request
+TLS_ENDS_S = 1.0  # for a client to agree to the end of a connection
 _SIZE_BYTES = 4
 _FRAME_BYTES_MIN = 8  # key, version, correlation id
 _REQUESTS_MAX = 64  # of one connection, read and not yet handled
@@ -40,6 +41,27 @@ _REFUSALS = {  # what the broker ends a connection for, and its name in the metr
     TimeoutError: "timeout",
 }
 _TLS_HANDSHAKE = b"\x16\x03"  # the first bytes of a TLS handshake
+
+
+async def end_stream(writer: asyncio.StreamWriter) -> None:
+    """Close a connection, and return when it is closed, after ``TLS_ENDS_S`` at most.
+
+    TLS closes when the other side agrees. asyncio waits for that for a time, but for ever where the client has agreed
+    or gone, and what the socket still holds for it is not read.
+    """
+    _close(writer)
+    closed = asyncio.ensure_future(writer.wait_closed())
+    try:
+        await asyncio.wait({closed}, timeout=TLS_ENDS_S)
+    finally:
+        writer.transport.abort()  # nothing, where it is closed
+        with suppress(OSError):
+            await closed
+
+
+def _close(writer: asyncio.StreamWriter) -> None:
+    if not writer.is_closing():  # closed twice, asyncio's TLS would not abort any more
+        writer.close()
 
 
 class Connection:
@@ -93,16 +115,15 @@ class Connection:
             if self._writer.transport.get_write_buffer_size():
                 self._writer.transport.abort()  # closing would wait for a client that reads nothing
             else:
-                self._writer.close()
+                _close(self._writer)
             results = await asyncio.gather(reading, serving, return_exceptions=True)
             self._node.connection_closed(self._peer.connection)
             for size in self._held:
                 self._memory.release(size)
             for error in results:
                 self._log_end(error)
-            if self._encrypted:  # TLS closes when the other side agrees, or at a timeout
-                with suppress(OSError):
-                    await self._writer.wait_closed()
+            if self._encrypted:
+                await end_stream(self._writer)
 
     def stop(self) -> None:
         """Read no more requests, and end when those that append records have their responses."""
