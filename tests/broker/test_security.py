@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import socket
 import ssl
 import struct
 import subprocess
@@ -13,6 +14,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -25,6 +27,7 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka.errors import KafkaError as PythonKafkaError
 
 import millstream as ms
+from millstream.broker import connection
 from millstream.broker.protocol.error_codes import ErrorCode
 from millstream.broker.security import users as users_file
 from millstream.broker.security.authentication import USER_FAILURES_MAX
@@ -501,6 +504,64 @@ def test_who_never_finishes_the_handshake_is_not_waited_for(folder, certificate)
     door = {"tls_cert": certificate.cert, "tls_key": certificate.key}
     with InProcess(folder, door=door, login_s=0.3) as broker, RawClient(broker.address) as silent:
         assert silent.is_closed()
+
+
+def test_who_is_gone_and_reads_nothing_is_not_waited_for(certificate, monkeypatch) -> None:
+    monkeypatch.setattr(connection, "TLS_ENDS_S", 0.1)
+    door = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    door.load_cert_chain(certificate.cert, certificate.key)
+    trust = ssl.create_default_context(cafile=certificate.cert)
+
+    async def half_closed() -> None:
+        ended = asyncio.get_running_loop().create_future()
+
+        async def serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(bytes(1 << 16))  # the socket takes a part of it
+            await reader.read()
+            writer.close()  # as the broker does before it waits
+            await connection.end_stream(writer)
+            ended.set_result(None)
+
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            address = f"127.0.0.1:{listener.getsockname()[1]}"
+            async with await asyncio.start_server(serve_one, sock=listener, ssl=door):
+                client = await asyncio.to_thread(
+                    partial(RawClient, address, tls=trust, receive_bytes=4096)
+                )
+                client.socket.shutdown(socket.SHUT_WR)
+                await asyncio.wait_for(ended, WAIT_S)
+                client.socket.close()
+
+    asyncio.run(half_closed())
+
+
+def test_who_was_refused_is_closed_when_the_broker_ends(folder, certificate) -> None:
+    door = {"tls_cert": certificate.cert, "tls_key": certificate.key}
+    trust = ssl.create_default_context(cafile=certificate.cert)
+    with InProcess(folder, door=door, connections_max=1) as broker:
+        first = RawClient(broker.address, tls=trust)
+        first.request("Metadata", 1, {"topics": None})
+        refused = RawClient(broker.address, tls=trust)  # it does not agree to the end
+        assert refused.socket.recv(1) == b""
+        first.socket.close()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        gc.collect()
+    refused.socket.close()
+    assert [str(one.message) for one in said if issubclass(one.category, ResourceWarning)] == []
+
+
+def test_a_connection_that_has_just_begun_ends_with_the_broker(folder, monkeypatch) -> None:
+    run = connection.Connection.run
+
+    async def stopped_at_once(self: connection.Connection) -> None:
+        asyncio.get_running_loop().call_soon(self.stop)
+        await run(self)
+
+    monkeypatch.setattr(connection.Connection, "run", stopped_at_once)
+    with InProcess(folder, stalled_s=3600) as broker, RawClient(broker.address) as client:
+        assert client.is_closed()
 
 
 def test_a_certificate_is_renewed_while_the_broker_runs(

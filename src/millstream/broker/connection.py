@@ -27,6 +27,7 @@ from millstream.broker.protocol.wire import BytesLike, MalformedError
 from millstream.broker.security.authentication import OPENING_BYTES_MAX, SaslSession
 
 READ_AHEAD_BYTES = 64 * 1024  # of a connection, before memory is reserved for its next request
+TLS_ENDS_S = 1.0  # for a client to agree to the end of a connection
 _SIZE_BYTES = 4
 _FRAME_BYTES_MIN = 8  # key, version, correlation id
 _REQUESTS_MAX = 64  # of one connection, read and not yet handled
@@ -40,6 +41,27 @@ _REFUSALS = {  # what the broker ends a connection for, and its name in the metr
     TimeoutError: "timeout",
 }
 _TLS_HANDSHAKE = b"\x16\x03"  # the first bytes of a TLS handshake
+
+
+async def end_stream(writer: asyncio.StreamWriter) -> None:
+    """Close a connection, and return when it is closed, after ``TLS_ENDS_S`` at most.
+
+    TLS closes when the other side agrees. asyncio waits for that for a time, but for ever where the client has agreed
+    or gone, and what the socket still holds for it is not read.
+    """
+    _close(writer)
+    closed = asyncio.ensure_future(writer.wait_closed())
+    try:
+        await asyncio.wait({closed}, timeout=TLS_ENDS_S)
+    finally:
+        writer.transport.abort()  # nothing, where it is closed
+        with suppress(OSError):
+            await closed
+
+
+def _close(writer: asyncio.StreamWriter) -> None:
+    if not writer.is_closing():  # closed twice, asyncio's TLS would not abort any more
+        writer.close()
 
 
 class Connection:
@@ -79,6 +101,7 @@ class Connection:
         """Serve until the connection ends."""
         serving = asyncio.create_task(self._serve())
         self._reading = reading = asyncio.create_task(self._read())
+        reading.add_done_callback(self._put_end)
         late = self._node.loop.call_later(self._node.settings.login_s, self._end_if_unauthenticated)
         try:
             await asyncio.wait({serving, reading}, return_when=asyncio.FIRST_COMPLETED)
@@ -92,16 +115,15 @@ class Connection:
             if self._writer.transport.get_write_buffer_size():
                 self._writer.transport.abort()  # closing would wait for a client that reads nothing
             else:
-                self._writer.close()
+                _close(self._writer)
             results = await asyncio.gather(reading, serving, return_exceptions=True)
             self._node.connection_closed(self._peer.connection)
             for size in self._held:
                 self._memory.release(size)
             for error in results:
                 self._log_end(error)
-            if self._encrypted:  # TLS closes when the other side agrees, or at a timeout
-                with suppress(OSError):
-                    await self._writer.wait_closed()
+            if self._encrypted:
+                await end_stream(self._writer)
 
     def stop(self) -> None:
         """Read no more requests, and end when those that append records have their responses."""
@@ -132,12 +154,13 @@ class Connection:
 
     async def _read(self) -> None:
         """Read requests until the client disconnects, is idle for too long, or sends an invalid request."""
-        try:
-            while (frame := await self._next_frame()) is not None:
-                await self._frames.put(frame)
-        finally:
-            with suppress(asyncio.QueueFull):  # then nobody waits for an element
-                self._frames.put_nowait(None)
+        while (frame := await self._next_frame()) is not None:
+            await self._frames.put(frame)
+
+    def _put_end(self, _: asyncio.Task[None]) -> None:
+        """Say that no request follows, also where reading was stopped before it began."""
+        with suppress(asyncio.QueueFull):  # then nobody waits for an element
+            self._frames.put_nowait(None)
 
     async def _next_frame(self) -> bytes | None:
         """Return the next request; None at the end."""

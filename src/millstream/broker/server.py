@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from millstream.broker.connection import READ_AHEAD_BYTES, Connection
+from millstream.broker.connection import READ_AHEAD_BYTES, TLS_ENDS_S, Connection, end_stream
 from millstream.broker.maintenance import refresh_certificate, run_maintenance
 from millstream.broker.memory import RequestMemory
 from millstream.broker.metrics import read_broker_metrics
@@ -37,7 +37,6 @@ R = TypeVar("R")
 LISTEN = "127.0.0.1:9092"
 _BACKLOG = 1024
 _ENDS_S = 5.0  # for pending responses at the end
-_TLS_ENDS_S = 1.0  # for a client to agree to the end of a connection
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ class _Security:
         return {
             "ssl": self.certificate.context,
             "ssl_handshake_timeout": login_s,
-            "ssl_shutdown_timeout": _TLS_ENDS_S,
+            "ssl_shutdown_timeout": TLS_ENDS_S,
         }
 
     def close(self) -> None:
@@ -197,18 +196,18 @@ async def _serving(
     node = BrokerNode(writer, settings, on_failure=fail)
     memory = _request_memory(settings)
     connections: dict[asyncio.Task[None], Connection] = {}
+    refused: set[asyncio.Task[None]] = set()
     ending = asyncio.Event()
 
     async def connected(reader: asyncio.StreamReader, stream: asyncio.StreamWriter) -> None:
         if ending.is_set():  # it was accepted just before the listener was closed
-            stream.close()
+            stream.transport.abort()
             return
         if len(connections) >= settings.connections_max:
             node.connection_refused(len(connections))
-            stream.close()
+            await _refuse(stream, refused)
             return
-        task = asyncio.current_task()
-        assert task is not None, "a connection is served by a task"
+        task = _current_task()
         client_host = stream.get_extra_info("peername")[0]
         login = SaslSession(security.authenticator, client_host) if security.authenticator else None
         connection = Connection(node, memory, reader, stream, advertised=advertised, login=login)
@@ -240,13 +239,29 @@ async def _serving(
         finally:
             ending.set()
             server.close()
-            await _drain(connections)
+            await _drain(connections, refused)
             await node.drain()
     finally:
         for task in maintenance:
             task.cancel()
         await asyncio.gather(*maintenance, return_exceptions=True)
         await _in_thread(node.close)
+
+
+def _current_task() -> asyncio.Task[None]:
+    task = asyncio.current_task()
+    assert task is not None, "a connection is served by a task"
+    return task
+
+
+async def _refuse(stream: asyncio.StreamWriter, refused: set[asyncio.Task[None]]) -> None:
+    """Close a connection; meanwhile its task is one of those that the end of the broker waits for."""
+    task = _current_task()
+    refused.add(task)
+    try:
+        await end_stream(stream)
+    finally:
+        refused.remove(task)
 
 
 def _request_memory(settings: BrokerSettings) -> RequestMemory:
@@ -257,11 +272,13 @@ def _request_memory(settings: BrokerSettings) -> RequestMemory:
     )
 
 
-async def _drain(connections: Mapping[asyncio.Task[None], Connection]) -> None:
-    """Let connections finish their appends, and close them."""
+async def _drain(
+    connections: Mapping[asyncio.Task[None], Connection], refused: Iterable[asyncio.Task[None]]
+) -> None:
+    """Let connections finish their appends, and close them; those that were refused are closed, too."""
     for connection in connections.values():
         connection.stop()
-    tasks = set(connections)
+    tasks = {*connections, *refused}
     if tasks:
         _, late = await asyncio.wait(tasks, timeout=_ENDS_S)
         for task in late:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from types import TracebackType
 
 import click
@@ -25,7 +26,7 @@ def set_log_format(log_format: str) -> None:
     """Log as it is asked for; as text, what Python logs without being told.
 
     As JSON is all that is on standard error from now on: also what other libraries log, Python's warnings, and the error
-    that ends the program. Who collects the lines would fail at one that is none.
+    that ends the program, or a thread. Who collects the lines would fail at one that is none.
     """
     if log_format == "text":
         return
@@ -37,6 +38,7 @@ def set_log_format(log_format: str) -> None:
     _log.setLevel(logging.INFO)
     logging.captureWarnings(True)
     sys.excepthook = _log_defect
+    threading.excepthook = _log_end_of_thread
 
 
 def print_error(error: MillstreamError) -> None:
@@ -51,3 +53,11 @@ def _log_defect(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
     _log.critical("%s: %s", kind.__name__, error, exc_info=(kind, error, trace))
+
+
+def _log_end_of_thread(ended: threading.ExceptHookArgs) -> None:
+    kind, error = ended.exc_type, ended.exc_value
+    if kind is not SystemExit and error is not None:  # that is how a thread may end
+        name = ended.thread.name if ended.thread else "unknown"
+        trace = (kind, error, ended.exc_traceback)
+        _log.error("the thread %r ended: %s: %s", name, kind.__name__, error, exc_info=trace)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
+THREAD = (
+    "import threading\none = threading.Thread(target=int, args=['x'])\none.start()\none.join()\n"
+)
 SAYS = "import logging, warnings\nlogging.getLogger('other').warning('é\\nsecond line')\nwarnings.warn('old')\n"
 
 
-def lines(file, text):
+def lines(file, text, **environment):
     """Run an app of this text as a user does; return its exit code, and each line of standard error as it was read."""
     file.write_text(SAYS + text)
     command = [sys.executable, "-m", "millstream", "run", str(file), "--log-format", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, capture_output=True, check=False, env={**os.environ, **environment}
+    )
     return done.returncode, [json.loads(line) for line in done.stderr.splitlines()]
 
 
@@ -36,6 +42,14 @@ def test_every_line_is_json_also_of_others_and_the_last_error(tmp_path, text, co
     ]
     assert message in said[-1]["message"]
     assert ("raise ValueError" in said[-1].get("error", "")) == (level == "critical")
+
+
+def test_every_line_is_json_in_ascii_too_also_that_of_a_thread(tmp_path):
+    _, said = lines(tmp_path / "app.py", THREAD, PYTHONIOENCODING="ascii")
+    assert [one["logger"] for one in said] == ["other", "py.warnings", "millstream", "millstream"]
+    assert said[0]["message"] == "é\nsecond line"
+    assert "ended: ValueError: invalid literal" in said[2]["message"]
+    assert "Traceback" in said[2]["error"]
 
 
 def test_as_text_an_error_is_one_sentence(tmp_path, call):

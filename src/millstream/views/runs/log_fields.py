@@ -19,7 +19,7 @@ def set_log_fields(**fields: Any) -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats log records as JSON, one in a line.
+    """Formats log records as JSON, one in a line, in ASCII: so it is JSON whatever the encoding of the stream.
 
     Fields: ``at`` (RFC 3339, UTC), ``level``, ``logger``, ``message``, ``error`` with its traceback if there is one, and
     the run's ``app``, ``job``, ``run``, ``batch_id`` as far as they are known.
@@ -36,4 +36,4 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return json.dumps(line, default=str)
