@@ -12,6 +12,7 @@ from millstream.errors import RetriableError
 from millstream.views.alerts.targets import AlertMessage, AlertTarget
 
 SEND_MAX_S = 60.0  # a command has 30 seconds, and the pieces of a response 10 each
+LATE_MAX = 1_000  # messages that have ended late and were not asked for
 
 
 class TargetSender:
@@ -19,28 +20,35 @@ class TargetSender:
 
     def __init__(self, send_max_s: float = SEND_MAX_S) -> None:
         self._send_max_s = send_max_s
-        self._sending: dict[str, _Sending] = {}  # by target: what had not ended in time
+        self._late: dict[tuple[str, str], _Sending] = {}  # by target and message: not ended in time
 
     def send(self, target: AlertTarget, message: AlertMessage) -> None:
         """Send a message, or learn that it was taken since it was given up.
 
         Raises:
-            RetriableError: it has not ended in time, or goes on since an earlier time.
+            RetriableError: it has not ended in time, or the target is still at an earlier message.
             Exception: what the target raises.
         """
-        sending = self._sending.pop(target.name, None)
-        if sending is not None and sending.is_alive():
-            self._sending[target.name] = sending
+        place = target.name, message.id
+        if any(one.is_alive() for (name, _), one in self._late.items() if name == target.name):
             raise RetriableError(f"{target.name} has still not responded")
-        if sending is None or sending.error is not None or sending.message.id != message.id:
+        # What has ended meanwhile is kept until its own message comes, so that it is not sent again.
+        sending = self._late.pop(place, None)
+        if sending is None or sending.error is not None:
             sending = _Sending(target, message)
             sending.start()
             sending.join(self._send_max_s)
         if sending.is_alive():
-            self._sending[target.name] = sending
+            self._keep(place, sending)
             raise RetriableError(f"{target.name} did not respond within {self._send_max_s:g} s")
         if sending.error is not None:
             raise sending.error
+
+    def _keep(self, place: tuple[str, str], sending: _Sending) -> None:
+        self._late[place] = sending
+        ended = [one for one, late in self._late.items() if not late.is_alive()]
+        for one in ended[: max(0, len(ended) - LATE_MAX)]:  # of notices that were given up
+            del self._late[one]
 
 
 class _Sending(threading.Thread):

@@ -235,6 +235,38 @@ def test_a_target_that_never_ends_its_response_is_given_up_and_asked_once_at_a_t
     assert not watch.untold
 
 
+def test_an_alert_that_was_taken_late_is_not_told_again_when_another_one_came_first():
+    slow, now, value = Slow(), [0.0], [0]
+    sudden = replace(rule(slow, held="0 seconds", repeat=None), name="sudden", above=LIMIT + 100)
+
+    def read(readings):
+        readings.add("source_lag_seconds", LIMIT + 1 + value[0], app="shop", topic="t", partition=0)
+
+    watch = AlertWatch(
+        "shop",
+        [sudden, rule(slow, held="0 seconds", repeat=None)],
+        {"f": read},
+        Kept(),
+        wall_clock=lambda: now[0],
+        sender=TargetSender(send_max_s=0.01),
+    )
+    watch.look()
+    assert slow.asked == 1  # of the second rule
+    value[0] = 1000  # and now the first one, which is told first
+    slow.go_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "millstream alert":
+            thread.join(60)
+    for _ in range(4):
+        now[0] += 1000.0
+        watch.look()
+        for thread in threading.enumerate():
+            if thread.name == "millstream alert":
+                thread.join(60)
+    assert sorted(one.alert for one in slow.messages) == ["behind", "sudden"]
+    assert not watch.untold
+
+
 def test_the_text_names_the_worst_series():
     target = Told()
     watch = AlertWatch("shop", [rule(target, held="0 seconds")], {"f": many}, Kept())
