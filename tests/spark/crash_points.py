@@ -13,8 +13,8 @@ import sys
 import threading
 from pathlib import Path
 
+from millstream.engine.stages import executor
 from millstream.errors import FencedError, MillstreamError
-from millstream.spark.stages import executor
 from millstream.views.commit.committer import BatchCommitter
 from millstream.views.schema import Fence
 from millstream.views.sink import SinkBatch
