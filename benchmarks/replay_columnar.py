@@ -57,9 +57,9 @@ def source_of(folder: Path, columns: str):
 
 def read(folder: Path, way: str, columns: str) -> dict:
     """Read and decode everything once; give CPU seconds and sums to compare."""
+    from millstream.engine.source.split_reader import CHUNK_BYTES, SplitReader
     from millstream.kernels.decode.records import RecordDecoder, columns_read
     from millstream.log.reader import LogReader
-    from millstream.spark.source.split_reader import CHUNK_BYTES, SplitReader
 
     source = source_of(folder, columns)
     decoder = RecordDecoder(source.values, source.fields)

@@ -29,15 +29,15 @@ import pyarrow as pa
 from _measure import tree_cpu_s
 
 import millstream as ms
+from millstream.engine.frame_files import FrameFiles
+from millstream.engine.job_metadata import JobMetadata, load_job_metadata
+from millstream.engine.rescale import divide_state, rescale
+from millstream.engine.stages import executor
+from millstream.engine.stages.executor import StageExecutor
+from millstream.engine.stages.journal_place import JournalPlace
 from millstream.kernels.decode.archive_columns import ArchivedRecords
 from millstream.kernels.ingest import Ingest, SplitInput
 from millstream.kernels.state.keyhash import Buckets
-from millstream.spark.frame_files import FrameFiles
-from millstream.spark.job_metadata import JobMetadata, load_job_metadata
-from millstream.spark.rescale import divide_state, rescale
-from millstream.spark.stages import executor
-from millstream.spark.stages.executor import StageExecutor
-from millstream.spark.stages.journal_place import JournalPlace
 from millstream.testing.kernel_engine import KernelEngine
 from millstream.views.commit.committer import collect_results
 from millstream.views.commit.open_committer import open_committer

@@ -16,9 +16,9 @@ from typing import Any
 
 import millstream as ms
 from millstream.cli.run import find_app
+from millstream.engine.local_run import LocalProgress, LocalRun
+from millstream.engine.source.planner import LogPlanner
 from millstream.kernels.state.keyhash import Buckets
-from millstream.spark.local_run import LocalProgress, LocalRun
-from millstream.spark.source.planner import LogPlanner
 from millstream.views.position import SOURCE_OFFSET
 from millstream.views.schema import JOB
 from millstream.views.store_location import open_state_store

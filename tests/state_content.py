@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from millstream.engine.stages.run_files import RunFiles
 from millstream.kernels.state.sorted_runs import Run
 from millstream.object_store.folder import FolderStore
-from millstream.spark.stages.run_files import RunFiles
 from millstream.views.schema import JOB
 from millstream.views.store_location import open_state_store
 

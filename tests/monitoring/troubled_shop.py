@@ -33,11 +33,11 @@ from millstream.cli.broker import _exposition as broker_exposition
 from millstream.edge.webhooks.delivery import Webhook
 from millstream.edge.webhooks.retry_policy import RetryPolicy
 from millstream.edge.webhooks.runner import WebhookRunner
+from millstream.engine.local_run import LocalRun
 from millstream.errors import ConfigError
 from millstream.metrics.exposition import Exposition
 from millstream.metrics.server import serve_metrics
 from millstream.record import TopicPartition
-from millstream.spark.local_run import LocalRun
 from millstream.views.runs.failure import record_failure
 from millstream.views.server.server import serve
 

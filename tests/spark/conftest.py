@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from millstream.engine.stages import executor
 from millstream.spark.runtime.session import start_session, stop_session
-from millstream.spark.stages import executor
 
 sys.path.insert(
     0, str(Path(__file__).parent)

@@ -1,7 +1,7 @@
 """A run of an app that is killed or stopped, by a signal, at named points of its batches.
 
 ``python crash_points.py FOLDER URL POINT[,POINT...] NUMBER SIGNAL TOPICS [LOG]`` runs the app of
-:mod:`every_sink`, or of the module that ``CRASH_PIPELINE`` names, over the folder or over the log of that address. The NUMBER-th time that it comes to each POINT, SIGNAL goes to the driver, or to the
+:mod:`every_sink`, or of the module that ``CRASH_PIPELINE`` names, on the engine of MILLSTREAM_ENGINE, over the folder or over the log of that address. The NUMBER-th time that it comes to each POINT, SIGNAL goes to the driver, or to the
 Python worker that came there. What it changes of the program is only that: where it ends.
 """
 
@@ -13,8 +13,9 @@ import sys
 import threading
 from pathlib import Path
 
+from millstream.engine.plan_log import PlanLog
+from millstream.engine.stages import executor
 from millstream.errors import FencedError, MillstreamError
-from millstream.spark.stages import executor
 from millstream.views.commit.committer import BatchCommitter
 from millstream.views.schema import Fence
 from millstream.views.sink import SinkBatch
@@ -40,6 +41,14 @@ COMMIT_POINTS = (
     "driver after function",
     "driver in commit",
     "driver after commit",
+)
+# Of the engine "local", which plans batches itself; it has no workers, and dies in its stages.
+PLAN_POINTS = (
+    "driver before plan",
+    "driver in plan",
+    "driver after plan",
+    "driver in stage",
+    "driver before mark",
 )
 TRANSACTION_POINT = "driver in transaction"  # over kafka://: records are sent, nothing is committed
 OTHERS = {
@@ -85,6 +94,7 @@ class DyingRunner(executor.StageRunner):
 
     def run(self, work, files):
         for done in super().run(work, files):
+            come_to("driver in stage")
             come_to("worker in stage")  # the runs of a bucket are made, and nobody knows of them
             yield done
 
@@ -149,6 +159,9 @@ def main(folder, url, points, number, which, topics, log=None):
     for name, target in OTHERS.items():
         wrap(target, "commit", after=f"driver after {name}")
     wrap(StateStore, "_apply", after="driver in commit")
+    wrap(PlanLog, "add", before=PLAN_POINTS[0], after=PLAN_POINTS[2])
+    wrap(PlanLog, "_text", after=PLAN_POINTS[1])  # a draft is there, and empty
+    wrap(PlanLog, "mark_committed", before=PLAN_POINTS[4])
     if log is not None:
         from millstream.client.kafka.transaction import KafkaTransactionManager
 

@@ -13,9 +13,9 @@ import polars as pl
 from crash_points import DyingRunner, come_to, wrap
 
 import millstream as ms
+from millstream.engine.stages import executor
+from millstream.engine.stages.journal_files import JournalFiles
 from millstream.kernels.enrichment.answers import decode_answers
-from millstream.spark.stages import executor
-from millstream.spark.stages.journal_files import JournalFiles
 from millstream.views.commit.committer import BatchCommitter
 from millstream.views.sinks.topics import TopicsSink
 from millstream.views.state_store.store import StateStore

@@ -43,7 +43,7 @@ def pipeline(log):
 app = pipeline(os.environ.get("MILLSTREAM_LOG", "data"))
 
 if __name__ == "__main__":
-    from millstream.spark.stages import executor
+    from millstream.engine.stages import executor
 
     executor.DRIVER_BYTES_MAX = (
         -1

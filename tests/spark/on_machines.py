@@ -79,8 +79,8 @@ def send_signal_before_commit(number, batch_id):
 
 def leave_all_to_executors():
     """These batches are so small that the driver would do all itself."""
+    from millstream.engine.stages import executor
     from millstream.spark import frame_blocks, output_tasks
-    from millstream.spark.stages import executor
 
     executor.DRIVER_BYTES_MAX = frame_blocks._FETCHED_BYTES_MAX = -1
     output_tasks.DRIVER_BYTES_MAX = -1

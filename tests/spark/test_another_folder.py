@@ -12,9 +12,9 @@ import polars as pl
 import pytest
 
 import millstream as ms
+from millstream.engine.checkpoint_copy import CheckpointStore
 from millstream.errors import FencedError
 from millstream.object_store.client import ObjectClient
-from millstream.spark import job
 from millstream.views.postgres.state_store import PostgresStateStore
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -110,7 +110,7 @@ def test_an_older_run_elsewhere_begins_no_batch_once_a_newer_one_has_begun(
     monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
     log, began = tmp_path / "log", []
     send(log, 0, 600)
-    real = job._CheckpointStore.save
+    real = CheckpointStore.save
 
     def overtaken(self, batch_id):
         began.append(batch_id)
@@ -119,7 +119,7 @@ def test_an_older_run_elsewhere_begins_no_batch_once_a_newer_one_has_begun(
             store_of_both.begin_run("counts", "main", store_of_both.checkpoint_id("counts", "main"))
         real(self, batch_id)
 
-    monkeypatch.setattr(job._CheckpointStore, "save", overtaken)
+    monkeypatch.setattr(CheckpointStore, "save", overtaken)
     with pytest.raises(FencedError):
         declare(log, tmp_path / "one", store, s3_url).run(until="caught-up", rows_per_batch=300)
     asked = (tmp_path / "asked").read_text().split()

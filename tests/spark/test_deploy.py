@@ -8,13 +8,13 @@ import pytest
 from edited_app import EDIT, SOURCE, EditedApp, answers, edited_answers, events, per_ad
 from state_content import state_content
 
+from millstream.engine.rescale import rescale
 from millstream.errors import ConfigError
 from millstream.object_store.place import DESCRIPTION, StatePlace
 from millstream.ops.deploy import deploy
 from millstream.ops.incident import capture_incident
 from millstream.ops.plan import plan_change
 from millstream.ops.rollback import rollback
-from millstream.spark.rescale import rescale
 from millstream.testing.disk import SimulatedCrash
 from millstream.views.state_store.store import StateStore
 from millstream.views.store_location import open_state_store

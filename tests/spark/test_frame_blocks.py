@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import functions as F
 
 import millstream as ms
+from millstream.engine.stages.executor import BucketInput
 from millstream.errors import RetriableError
 from millstream.kernels.frames import PORT_LEDGER, FrameRow
 from millstream.kernels.plan import JobPlan
@@ -19,7 +20,6 @@ from millstream.object_store.address import parse_state_url
 from millstream.object_store.place import StatePlace
 from millstream.spark import frame_blocks, job
 from millstream.spark.frame_blocks import FrameBlocks
-from millstream.spark.stages.executor import BucketInput
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 EVENTS = 12_000

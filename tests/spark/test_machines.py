@@ -41,9 +41,9 @@ from millstream.demo import ads_expected
 from millstream.demo.ads_pipeline import APP
 from millstream.demo.ads_run import topic_rows
 from millstream.demo.feed import FeedThread, create_topic, remaining
+from millstream.engine.stages.executor import _run_names
+from millstream.engine.stages.run_files import object_name
 from millstream.object_store.client import ObjectClient
-from millstream.spark.stages.executor import _run_names
-from millstream.spark.stages.run_files import object_name
 
 pytestmark = pytest.mark.timeout(900)
 ADDRESSES = {

@@ -9,7 +9,8 @@ import polars as pl
 import pytest
 
 import millstream as ms
-from millstream.spark import frame_blocks, frame_files, job, output_tasks
+from millstream.engine import frame_files
+from millstream.spark import frame_blocks, job, output_tasks
 from millstream.spark.output_tasks import OutputTasks
 
 psycopg = pytest.importorskip("psycopg", reason="the driver of PostgreSQL is not installed here")

@@ -32,7 +32,7 @@ PAGE = "http://127.0.0.1:8400"  # where another program may be: another port is 
 WAIT_S = 600
 # What is run elsewhere: what `make` hands to dev.py has tests of its own, and dev.py installs from the
 # lock what pip would install without it.
-ELSEWHERE = {"make demo", "make test", 'pip install ".[spark,ui]"'}
+ELSEWHERE = {"make demo", "make test", 'pip install ".[spark,ui]"', "millstream dev app.py"}
 BEFORE, AFTER = ("millstream run app.py",), ("millstream stop ads",)
 SERVED = "millstream ui"
 # Servers, and where they are to listen here.
@@ -133,6 +133,8 @@ def answers(url):
 def test_the_program_prints_what_is_shown_and_every_command_does_what_it_says(folder):
     (shown,) = (block for kind, block in BLOCKS if kind == "text")
     assert run(folder, "python app.py") == shown
+    without_java = shutil.copytree(folder, folder / "local", ignore=shutil.ignore_patterns("data"))
+    assert run(without_java, "python app.py --engine local") == shown
     others = [command for command in COMMANDS if command not in ELSEWHERE | NOT_ALONE]
     alive = folder / "data" / "apps" / "ads"
     address = f"127.0.0.1:{free_ports(1)[0]}"

@@ -15,8 +15,8 @@ import pytest
 
 import millstream as ms
 from millstream import testing
-from millstream.spark import rescale as rescaling
-from millstream.spark.job_metadata import load_job_metadata
+from millstream.engine import rescale as rescaling
+from millstream.engine.job_metadata import load_job_metadata
 from millstream.views.runs.control_files import active_runs
 from millstream.views.state_store.sqlite_store import SqliteStateStore
 from millstream.views.store_location import STATE_STORE_FILE

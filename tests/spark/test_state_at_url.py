@@ -14,12 +14,12 @@ from s3_server import SECRET, Fault
 
 import millstream as ms
 from millstream import testing
+from millstream.engine.stages import run_files
+from millstream.engine.stages.executor import _run_names
+from millstream.engine.stages.run_files import object_name
 from millstream.errors import ConfigError
 from millstream.object_store.client import ObjectClient
 from millstream.ops.reset import find_footprint, reset
-from millstream.spark.stages import run_files
-from millstream.spark.stages.executor import _run_names
-from millstream.spark.stages.run_files import object_name
 from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 HERE = Path(__file__).parent
@@ -131,7 +131,7 @@ import os, sys
 from pathlib import Path
 from test_state_at_url import declare
 from millstream.object_store.client import ObjectClient
-from millstream.spark.stages import executor
+from millstream.engine.stages import executor
 executor.DRIVER_BYTES_MAX = -1 if sys.argv[3] == "workers" else 1 << 40
 app = declare(Path(sys.argv[1]), sys.argv[2])
 batches = []

@@ -26,9 +26,9 @@ from millstream.durations import format_us
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from millstream.engine.local_run import LocalProgress
     from millstream.ops.deploy import DeployResult
     from millstream.pipeline.app import App
-    from millstream.spark.local_run import LocalProgress
 
 OnBatch = Callable[["LocalProgress"], None]
 EXIT_NOT_SWITCHED = 3

@@ -36,6 +36,8 @@ COMMANDS = {
     "log": "Verify, repair and measure the folder of a log.",
     "ui": "Show a page of what the apps of a log do, live; serve their views over HTTP.",
     "run": "Run the pipeline that FILE declares, from where it stopped.",
+    "new": "Make a project for an app called NAME: the app, its test, a Dockerfile, a CI file.",
+    "dev": "Run the app in FILE while you write it: without Spark, and anew after every save.",
     "plan": "Show what the app in FILE, as it is now, would do to the state that it has.",
     "compare": "Compare the views that the edited app in FILE rebuilds with those that there are.",
     "deploy": "Put the app in FILE, as it is now, in the place of what has run.",

@@ -47,7 +47,7 @@ def rescale(
     """
     if partitions is None and buckets is None:
         raise click.UsageError("Give --buckets, --partitions or both.")
-    from millstream.spark.rescale import rescale as work
+    from millstream.engine.rescale import rescale as work
 
     location = app_store(folder, app, store)
     done = work(app, folder / "apps" / app, partitions, location, buckets=buckets)

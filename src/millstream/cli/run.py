@@ -19,6 +19,7 @@ from millstream.errors import ConfigError
 
 if TYPE_CHECKING:
     from millstream.pipeline.app import App
+    from millstream.pipeline.engine_choice import EngineName
     from millstream.views.runs.progress import Progress
 
 
@@ -41,6 +42,11 @@ if TYPE_CHECKING:
 )
 @click.option("--timeout", help='Stop after this long, such as "10 minutes".')
 @click.option("--count", type=click.IntRange(min=1), help="Stop after reading so many records.")
+@click.option(
+    "--engine",
+    type=Choice(["spark", "local"]),
+    help="Spark, or this process alone, for development. By default MILLSTREAM_ENGINE, or Spark.",
+)
 @click.option(
     "--master",
     metavar="URL",
@@ -87,6 +93,7 @@ def run(
     until: str,
     timeout: str | None,
     count: int | None,
+    engine: EngineName | None,
     master: str | None,
     cores: int | None,
     properties_file: Path | None,
@@ -109,6 +116,7 @@ def run(
     Examples:
       millstream run app.py
       millstream run app_folder.py:billing --until caught-up
+      millstream run app.py --engine local
       millstream run app.py --timeout "1 hour" --json
       millstream run app.py --metrics 127.0.0.1:9464
       millstream run app.py --master yarn --conf spark.executor.cores=2
@@ -125,6 +133,7 @@ def run(
         until="caught-up" if until == "caught-up" else "stopped",
         timeout=timeout,
         count=count,
+        engine=engine,
         master=master,
         cores=cores,
         settings=settings,
@@ -168,6 +177,9 @@ def find_app(file: Path, name: str | None) -> App:
     """
     from millstream.pipeline.app import App
 
+    folder = str(file.absolute().parent)
+    if folder not in sys.path:  # as Python has it for a program: what is beside it can be imported
+        sys.path.insert(0, folder)
     values = runpy.run_path(str(file), run_name="millstream_app").items()
     apps = {variable: app for variable, app in values if isinstance(app, App)}
     if not apps:

@@ -225,7 +225,7 @@ def _print(rows: list[dict[str, Any]], names: tuple[str, ...], *, as_json: bool)
         numeric = all(isinstance(row[name], int | float | None) for row in rows)
         table.add_column(Text(name), justify="right" if numeric else "left")
     for row in rows:
-        table.add_row(*(Text(_shown(row[name])) for name in names))
+        table.add_row(*(Text(format_value(row[name])) for name in names))
     console = Console(soft_wrap=False)
     if not console.is_terminal:
         # In a pipe nothing is cut off to fit a screen.
@@ -234,10 +234,11 @@ def _print(rows: list[dict[str, Any]], names: tuple[str, ...], *, as_json: bool)
 
 
 def _width(rows: list[dict[str, Any]], name: str) -> int:
-    return max([len(name), *(len(_shown(row[name])) for row in rows)]) + 2
+    return max([len(name), *(len(format_value(row[name])) for row in rows)]) + 2
 
 
-def _shown(value: Any) -> str:
+def format_value(value: Any) -> str:
+    """Return a value as a table shows it."""
     if value is None:
         return "-"
     if isinstance(value, dt.datetime):

@@ -24,8 +24,8 @@ from millstream.views.state_store.view_fill import ViewFill
 from millstream.views.store_location import open_state_store
 
 if TYPE_CHECKING:
+    from millstream.engine.local_run import LocalProgress
     from millstream.pipeline.app import App
-    from millstream.spark.local_run import LocalProgress
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ import polars as pl
 from millstream.client.open import open_reader
 from millstream.client.reader import Reader
 from millstream.durations import Duration, to_us
+from millstream.engine.state_place import begin_at_place, load_or_create_place
 from millstream.errors import ConfigError
 from millstream.kernels.adopted_state import StatePart, combine_state
 from millstream.kernels.definition import canonical_text
@@ -46,7 +47,6 @@ from millstream.ops.replay_start import ReplayStart, Starts
 from millstream.ops.state_before import keep_put_in_place
 from millstream.pipeline.compiler import compile_plan
 from millstream.pipeline.graph import Output
-from millstream.spark.state_place import begin_at_place, load_or_create_place
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW, BatchCommitter, view_schemas
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.coverage import (
@@ -94,8 +94,8 @@ from millstream.views.state_store.view_fill import ViewFill, fill_views
 from millstream.views.store_location import STATE_STORE_FILE, open_state_store, state_store_exists
 
 if TYPE_CHECKING:
+    from millstream.engine.local_run import LocalProgress
     from millstream.pipeline.app import App
-    from millstream.spark.local_run import LocalProgress
 
 _KEEP_MAX = timedelta(days=36525)
 _STARTS = "starts"
@@ -356,7 +356,7 @@ class Deployment:
         outputs = self.outputs()
         if not outputs:
             return 0
-        from millstream.spark.local_run import LocalRun  # noqa: PLC0415 - loads pyspark
+        from millstream.engine.local_run import LocalRun  # noqa: PLC0415 - loads pyspark
 
         part = self._part(outputs)
         log = open_reader(self.app.log)

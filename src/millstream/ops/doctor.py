@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from millstream.engine import machine
 from millstream.errors import EnvironmentProblem, MillstreamError
 
 _GIB = 1 << 30
@@ -266,7 +267,7 @@ def _memory() -> DoctorCheck:
     """Compare the memory with what a session on all cores takes, workers included."""
     from millstream.spark.runtime import session  # noqa: PLC0415 - the engine is an extra
 
-    cores, memory = session.cores_available(), session.memory_mib()
+    cores, memory = machine.cores_available(), machine.memory_mib()
     driver = session.driver_memory_mib(memory)
     needed = driver + _WORKER_MIB * (cores + 2)
     seen = f"{memory / 1024:.1f} GiB, {cores} cores; Spark takes {driver} MiB of heap"

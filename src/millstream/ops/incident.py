@@ -31,20 +31,20 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.client.open import open_reader
 from millstream.client.recorded import RecordedInput
+from millstream.engine.source.offsets import (
+    SourceOffset,
+    check_declared,
+    first_offset,
+    planned_offset,
+)
+from millstream.engine.stages.journal_files import DRAFT, JOURNAL_FOLDER
+from millstream.engine.stages.run_files import object_name
 from millstream.errors import ConfigError, ConflictError, OffsetOutOfRangeError
 from millstream.kernels.adopted_state import Manifests
 from millstream.kernels.state.operator_state import run_names
 from millstream.object_store.address import is_url
 from millstream.ops.deploy import utc_now
 from millstream.ops.state_before import EarlierBatches
-from millstream.spark.source.offsets import (
-    SourceOffset,
-    check_declared,
-    first_offset,
-    planned_offset,
-)
-from millstream.spark.stages.journal_files import DRAFT, JOURNAL_FOLDER
-from millstream.spark.stages.run_files import object_name
 from millstream.views.position import SOURCE_OFFSET
 from millstream.views.runs.control_files import active_runs
 from millstream.views.runs.failure import last_failure
@@ -59,8 +59,8 @@ from millstream.views.store_location import (
 )
 
 if TYPE_CHECKING:
+    from millstream.engine.local_run import LocalProgress
     from millstream.pipeline.app import App
-    from millstream.spark.local_run import LocalProgress
 
 NOTE = "incident.json"
 

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from millstream.client.recorded import RecordedInput
+from millstream.engine.source.offsets import check_declared
+from millstream.engine.stages.journal_files import JOURNAL_FOLDER
 from millstream.errors import ConfigError, UserCodeError
 from millstream.kernels.adopted_state import StatePart, combine_state
 from millstream.kernels.plan import JobPlan
 from millstream.ops.incident import NOTE, library_versions
 from millstream.ops.state_before import plan_without_sinks
-from millstream.spark.source.offsets import check_declared
-from millstream.spark.stages.journal_files import JOURNAL_FOLDER
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW
 from millstream.views.schema import JOB
 from millstream.views.state_store.program import StoredProgram
@@ -76,7 +76,7 @@ def read_note(folder: Path) -> dict[str, Any]:
 
 
 def _run(folder: Path, app: App, note: Mapping[str, Any], scratch: Path) -> dict[str, pl.DataFrame]:
-    from millstream.spark.local_run import LocalRun  # noqa: PLC0415 - loads pyspark
+    from millstream.engine.local_run import LocalRun  # noqa: PLC0415 - loads pyspark
 
     shutil.copytree(folder / "state" / "runs", scratch / "runs")
     with open_state_store(folder / "state" / STATE_STORE_FILE, readonly=True) as store:

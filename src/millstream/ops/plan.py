@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.client.open import open_reader
 from millstream.client.reader import Reader
+from millstream.engine.whole_topics import compacted_topics_of_transactions, is_compacted
 from millstream.errors import UnknownTopicError
 from millstream.kernels.definition import canonical_text, without_code
 from millstream.kernels.enrichment.operator import Enrichment
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.state.keyhash import Buckets
 from millstream.ops.replay_start import ReplayStart, Starts
-from millstream.spark.whole_topics import compacted_topics_of_transactions, is_compacted
 from millstream.views.commit.committer import view_schemas
 from millstream.views.coverage import BatchBoundary, initial_coverage
 from millstream.views.position import TOPIC_IDS

@@ -24,6 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.client.open import open_reader
 from millstream.client.reader import Reader
+from millstream.engine.source.offsets import planned_offset
+from millstream.engine.stages.journal_files import JOURNAL_FOLDER
+from millstream.engine.stages.run_copies import copy_runs
+from millstream.engine.stages.run_files import RunFiles
 from millstream.kernels.adopted_state import StatePart, combine_state, move_manifests
 from millstream.kernels.definition import canonical_text
 from millstream.kernels.plan import JobPlan
@@ -31,10 +35,6 @@ from millstream.log.files import DISK
 from millstream.object_store.folder import FolderStore
 from millstream.object_store.place import StatePlace
 from millstream.ops.plan import buckets_of_state
-from millstream.spark.source.offsets import planned_offset
-from millstream.spark.stages.journal_files import JOURNAL_FOLDER
-from millstream.spark.stages.run_copies import copy_runs
-from millstream.spark.stages.run_files import RunFiles
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW, view_schemas
 from millstream.views.coverage import (
     STATE_STORE_VIEW,
@@ -58,7 +58,7 @@ from millstream.views.state_store.store import StateStore
 from millstream.views.store_location import STATE_STORE_FILE, open_state_store
 
 if TYPE_CHECKING:
-    from millstream.spark.local_run import LocalRun
+    from millstream.engine.local_run import LocalRun
 
 BEGUN_FROM = "begun_from"
 """The description of a store that begins with what another version had: a :class:`KeptCoverage`, as JSON."""

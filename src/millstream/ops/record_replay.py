@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from millstream.client.open import open_reader
 from millstream.client.reader import Reader
+from millstream.engine.source.split_reader import SplitReader
 from millstream.errors import ConfigError, TopicRecreatedError
 from millstream.kernels.enrichment.operator import Enrichment
 from millstream.kernels.errors.user_code import UserCode
@@ -36,7 +37,6 @@ from millstream.kernels.time.split_clocks import PartitionPunctuation
 from millstream.kernels.time.watermarks import SourceTime
 from millstream.ops.plan import buckets_of_state, edited_parts
 from millstream.pipeline.compiler import compile_plan
-from millstream.spark.source.split_reader import SplitReader
 from millstream.views.commit.committer import BatchResult, collect_results
 from millstream.views.position import TOPIC_IDS
 from millstream.views.retractions import view_change

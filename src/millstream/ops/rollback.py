@@ -25,8 +25,8 @@ from millstream.views.store_location import open_state_store
 
 if TYPE_CHECKING:
     from millstream.durations import Duration
+    from millstream.engine.local_run import LocalProgress
     from millstream.pipeline.app import App
-    from millstream.spark.local_run import LocalProgress
 
 
 def rollback(

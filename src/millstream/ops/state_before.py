@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream.client.open import open_reader
+from millstream.engine.source.offsets import check_declared
 from millstream.errors import (
     ConfigError,
     DeletionsLostError,
@@ -30,7 +31,6 @@ from millstream.kernels.plan import ForeachSinkSpec, JobPlan, ViewSinkSpec
 from millstream.ops.plan import buckets_of_state
 from millstream.ops.previous_version import link_runs
 from millstream.pipeline.compiler import compile_plan
-from millstream.spark.source.offsets import check_declared
 from millstream.views.position import SOURCE_OFFSET
 from millstream.views.runs.version_folders import PREVIOUS_FOLDER, PREVIOUS_NEW_FOLDER
 from millstream.views.schema import JOB, Fence
@@ -41,8 +41,8 @@ from millstream.views.state_store.store import StateStore
 from millstream.views.store_location import STATE_STORE_FILE, open_state_store
 
 if TYPE_CHECKING:
+    from millstream.engine.local_run import LocalProgress
     from millstream.pipeline.app import App
-    from millstream.spark.local_run import LocalProgress
 
 _PUT_IN_PLACE = "put-in-place"
 _OF_SOURCES = ("read", "dead", "filtered")
@@ -280,7 +280,7 @@ class EarlierBatches:
         scratch: Path,
         on_batch: Callable[[LocalProgress], None] | None,
     ) -> None:
-        from millstream.spark.local_run import LocalRun  # noqa: PLC0415 - loads pyspark
+        from millstream.engine.local_run import LocalRun  # noqa: PLC0415 - loads pyspark
 
         run = LocalRun(plan, self.app.log, scratch, scratch / STATE_STORE_FILE)
         (scratch / "runs").mkdir(parents=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from millstream.choices import choose
 from millstream.durations import Duration, to_us
+from millstream.engine.job import Job, RunOptions
 from millstream.errors import ConfigError
 from millstream.kernels.errors.dead_letters import BadRecordPolicy
 from millstream.kernels.errors.user_code import UserCode
@@ -37,6 +38,7 @@ from millstream.pipeline.debezium import (
     group_of,
 )
 from millstream.pipeline.declaration import AppDeclaration
+from millstream.pipeline.engine_choice import EngineName, choose_engine
 from millstream.pipeline.expressions import Column, as_expression
 from millstream.pipeline.graph import DataFrameNode, GraphNode, OperatorNode, Output
 from millstream.pipeline.progress_table import shown_on
@@ -69,7 +71,7 @@ from millstream.views.store_location import STATE_STORE_FILE, StoreLocation, par
 
 if TYPE_CHECKING:
     from millstream.capture.run import Capture
-    from millstream.spark.job import DataFrame, Job, SparkSession
+    from millstream.spark.job import DataFrame, SparkSession
 
 
 @dataclass
@@ -495,7 +497,7 @@ class App(AppDeclaration):
 
     def job(self) -> Job:
         """Describe the app to what runs it."""
-        self.plan()  # an app without an output is refused before Spark starts
+        self.plan()  # an app without an output is refused before anything starts
         return self._job(self.plan)
 
     def job_of(self, node: GraphNode, columns: ColumnTypes) -> Job:
@@ -504,9 +506,6 @@ class App(AppDeclaration):
         return self._job(lambda buckets: compile_plan(self.name, [output], buckets, self.on_error))
 
     def _job(self, compiled: Callable[[Buckets], JobPlan]) -> Job:
-        with spark_extra():
-            from millstream.spark.job import Job  # noqa: PLC0415 - loads pyspark
-
         return Job(
             app=self.name,
             log=self.log,
@@ -528,6 +527,7 @@ class App(AppDeclaration):
         on_progress: Callable[[Progress], None] | None = None,
         on_alarm: Callable[[str], None] | None = None,
         show: bool | TextIO | None = None,
+        engine: EngineName | None = None,
         cores: int | None = None,
         master: str | None = None,
         rows_per_batch: int = 1_000_000,
@@ -536,7 +536,7 @@ class App(AppDeclaration):
         metrics: str | None = None,
         ready_within: Duration = "5 minutes",
     ) -> Report:
-        """Run the pipeline on Spark, from where the last run stopped.
+        """Run the pipeline from where the last run stopped.
 
         Args:
             until: ``"stopped"``: until Ctrl-C, which lets the current batch finish (a second one
@@ -546,16 +546,17 @@ class App(AppDeclaration):
             count: Stop, after the current batch, when this run has read so many records.
             on_progress: Called after every committed batch, in the order of batches.
             on_alarm: Called with an alarm's message; see ``late_alarm`` and ``dead_max``.
-            show: Show progress on standard error, or on this stream: the phases of the start, then
-                a table in a terminal, else lines. By default in a terminal only, and not with
-                ``on_progress``.
+            show: Show progress on standard error, or on this stream: the phases of the start, then a table in a
+                terminal, else lines. By default in a terminal only, and not with ``on_progress``.
+            engine: ``"spark"``, or ``"local"``: in this process, without Java, for development; the next run may be on the
+                other. By default ``--engine`` of the command line, MILLSTREAM_ENGINE, or Spark. See docs/dev.md.
             cores: Cores to use; by default as many as this machine has.
-            master: The address of a Spark cluster, such as ``"spark://host:7077"``; by default
-                Spark runs on this machine, as a part of the run. Read docs/cluster.md first.
+            master: The address of a Spark cluster, such as ``"spark://host:7077"``; by default Spark runs on this
+                machine, as a part of the run. Read docs/cluster.md first.
             rows_per_batch: The most records that one batch reads.
             settings: Spark settings that override ours.
-            same_expressions: Confirm, after an upgrade of polars or Python, that the expressions and
-                functions which read as before are the same. A run that needs it says so.
+            same_expressions: Confirm, after an upgrade of polars or Python, that the expressions and functions which
+                read as before are the same. A run that needs it says so.
             metrics: Serve ``/metrics`` for Prometheus, ``/healthz`` and ``/readyz`` at this ``HOST:PORT``.
             ready_within: ``/readyz`` is 503 when records have waited and no batch was committed for so long.
 
@@ -565,13 +566,10 @@ class App(AppDeclaration):
             UserCodeError: an expression or function failed; the message names the step.
             FencedError: a newer run of this app has replaced this one.
             JobFailedError: the job stopped for another reason; the message says where.
-        Guarantees: effectively once. All outputs of a batch take effect, or the next run completes them;
-            views in the app's own store, position and ledger are committed together. After a kill at any
-            moment, the next run continues and the results are the same.
+        Guarantees: effectively once. All outputs of a batch take effect, or the next run completes them; views in the
+            app's own store, position and ledger are committed together. After a kill at any moment, the next run
+            continues and the results are the same.
         """
-        with spark_extra():
-            from millstream.spark.job import RunOptions  # noqa: PLC0415 - loads pyspark
-
         alarm = None if self.late_alarm is None else LateAlarm(self.late_alarm, on_alarm)
         options = RunOptions(
             until=until if callable(until) else choose("run's until", until, UNTIL_OPTIONS),
@@ -594,6 +592,7 @@ class App(AppDeclaration):
             metrics,
             to_us(ready_within, what="run's ready_within") / 1e6,
             self.alert_rules,
+            choose_engine(engine),
         )
         report = run.run(options, shown_on(show=show, by_default=on_progress is None))
         messages = () if alarm is None else alarm.messages

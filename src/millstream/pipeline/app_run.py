@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, TextIO
 from millstream.errors import RetriableError
 from millstream.metrics.exposition import Exposition
 from millstream.metrics.server import serve_metrics
+from millstream.pipeline.engine_choice import EngineName
 from millstream.pipeline.progress_table import ProgressTable, both
+from millstream.pipeline.spark_extra import spark_extra
 from millstream.views.address import StateStoreAddress
 from millstream.views.alerts.rule import AlertRule
 from millstream.views.alerts.watch import AlertWatch, AppAlertStore
@@ -26,7 +28,7 @@ from millstream.views.sink import RunStart
 from millstream.views.store_location import open_state_store
 
 if TYPE_CHECKING:
-    from millstream.spark.job import Job, RunOptions
+    from millstream.engine.job import Job, RunOptions
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,11 @@ class AppRun:
     metrics: str | None = None
     ready_within_s: float = 300.0
     alerts: Sequence[AlertRule] = ()
+    engine: EngineName = "spark"
 
     def run(self, options: RunOptions, stream: TextIO | None) -> Report:
         """Run it to its end, with its progress shown on ``stream``. See :meth:`millstream.App.run`."""
-        from millstream.spark.job import run_job  # noqa: PLC0415 - loads pyspark
-
+        run_job = runner_of(self.engine)
         job = self.job
         with ExitStack() as stack:
             if stream is not None:
@@ -79,7 +81,7 @@ class AppRun:
             figures = AppMetrics(catalog, self.job.log, apps=lambda: [self.job.app])
 
             def why_not_started() -> str | None:
-                return None if started else "The run has not started: Spark is being started."
+                return None if started else "The run has not started yet."
 
             def why_stalled() -> str | None:
                 return figures.why_stalled(self.job.app, self.ready_within_s) if started else None
@@ -116,3 +118,15 @@ class AppRun:
                 )  # before the join, and that before what it uses is closed
 
             yield replace(options, on_started=start)
+
+
+def runner_of(engine: EngineName) -> Callable[[Job, RunOptions], Report]:
+    """Return what runs a job on an engine. Only Spark's loads pyspark."""
+    if engine == "local":
+        from millstream.engine.local_engine import run_local  # noqa: PLC0415 - see above
+
+        return run_local
+    with spark_extra():
+        from millstream.spark.job import run_job  # noqa: PLC0415 - see above
+
+    return run_job

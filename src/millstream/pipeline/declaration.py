@@ -16,7 +16,7 @@ from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.shape import StepNames
 
 if TYPE_CHECKING:
-    from millstream.spark.job import Job
+    from millstream.engine.job import Job
 
 
 @dataclass

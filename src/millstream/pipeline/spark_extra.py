@@ -23,5 +23,6 @@ def spark_extra() -> Iterator[None]:
         if missing.name is None or missing.name.partition(".")[0] not in _OF_THE_EXTRA:
             raise
         raise EnvironmentProblem(
-            f'no module named {missing.name!r}: pipelines need pip install "millstream[spark]"'
+            f'no module named {missing.name!r}: Spark needs pip install "millstream[spark]". Without Spark, run with '
+            'engine="local", or `--engine local` on the command line'
         ) from missing

@@ -11,6 +11,8 @@ import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from millstream.engine.frame_files import FrameFiles
+from millstream.engine.source.planner import record_batches
 from millstream.errors import ConfigError
 from millstream.kernels.errors.dead_letter_collector import DeadLetterCollector, FailedRows
 from millstream.kernels.frames import (
@@ -32,9 +34,7 @@ from millstream.kernels.time.watermarks import (
     SplitTime,
     delayed_watermark,
 )
-from millstream.spark.frame_files import FrameFiles
-from millstream.spark.source.data_source import FRAME_SCHEMA
-from millstream.spark.source.planner import record_batches
+from millstream.spark.data_source import FRAME_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

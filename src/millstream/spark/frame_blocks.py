@@ -30,10 +30,10 @@ import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
+from millstream.engine.source.planner import record_batches
 from millstream.errors import RetriableError
 from millstream.kernels.frames import PORT_LEDGER, PORT_TIME, Frame, FrameRow
-from millstream.spark.source.data_source import FRAME_SCHEMA
-from millstream.spark.source.planner import record_batches
+from millstream.spark.data_source import FRAME_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

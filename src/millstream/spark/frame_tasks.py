@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark import cloudpickle
 
+from millstream.engine.frame_files import FrameFiles
 from millstream.kernels.frames import FrameRow
 from millstream.spark.frame_blocks import (
     PORT_RESULT,
@@ -22,7 +23,6 @@ from millstream.spark.frame_blocks import (
     FrameFunction,
     NumberedFrame,
 )
-from millstream.spark.frame_files import FrameFiles
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

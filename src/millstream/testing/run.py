@@ -2,7 +2,7 @@
 
 ``engine="kernel"`` runs the same plan and kernels in this process, without a JVM: a batch takes some
 tens of milliseconds. ``engine="spark"`` writes the rows to a log in a temporary folder and runs the real
-job. Both commit into a real view store, and both have the same results.
+job, and ``engine="local"`` does so without a JVM. All commit into a real view store, and have the same results.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from millstream.kernels.plan import JobPlan
 from millstream.kernels.routing import LEDGER_COUNTS, LEDGER_NOTES
 from millstream.kernels.state.keyhash import Buckets
 from millstream.pipeline.app import App
+from millstream.pipeline.app_run import runner_of
 from millstream.testing.inputs import Inputs, items_of
+from millstream.testing.job_engine import run_as_job
 from millstream.testing.kernel_engine import KernelEngine
 from millstream.testing.outputs import records, redirected, rows_of_dataset
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW
 from millstream.views.state_store.sqlite_store import SqliteStateStore
 from millstream.views.state_store.store import StateStore
 
-Engine = Literal["kernel", "spark"]
+Engine = Literal["kernel", "local", "spark"]
 
 
 class Result:
@@ -151,8 +153,8 @@ def run(
         crash: How many times the run crashes, before the commit of a batch, after it, or when all
             sinks but the state store have it, and goes on with a new run, as after ``kill -9``: no
             output may depend on it.
-        engine: ``"kernel"``: in process. ``"spark"``: the real job; takes neither Ticks nor
-            Watermarks nor crashes.
+        engine: ``"kernel"``: in process. ``"spark"``, ``"local"``: the real job, on that engine; takes neither
+            Ticks nor Watermarks nor crashes.
 
     Raises:
         ConfigError: an input is for a topic that the app does not declare, or cannot be encoded; a
@@ -192,8 +194,7 @@ def run(
         KernelEngine(plan, views, counts, dice).run(items, batches, crash)
     else:
         if crash:
-            raise ConfigError('engine="spark" takes no crash. Use engine="kernel".')
-        from millstream.testing.spark_engine import run_on_spark  # noqa: PLC0415 - loads pyspark
-
-        views = run_on_spark(app, folder, counts, items, batches=batches, dice=dice)
+            raise ConfigError(f'engine="{engine}" takes no crash. Use engine="kernel".')
+        run_job = runner_of(engine)
+        views = run_as_job(run_job, app, folder, counts, items, batches=batches, dice=dice)
     return Result(plan, folder, views)

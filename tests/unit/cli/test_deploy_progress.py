@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from millstream.cli.deploy import shown_batches
-from millstream.spark.local_run import LocalProgress
+from millstream.engine.local_run import LocalProgress
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

@@ -18,6 +18,7 @@ import millstream as ms
 from millstream import testing
 from millstream.cli.main import run
 from millstream.client.folder.log import FolderLog
+from millstream.engine.topic_ids import save_topic_ids
 from millstream.errors import ConfigError, MillstreamError, RetriableError, UnknownViewError
 from millstream.kernels.decode.records import columns_read
 from millstream.kernels.errors.dead_letters import headers_from_text, headers_text, with_all_columns
@@ -33,7 +34,6 @@ from millstream.ops.dead_letter_replay import (
 )
 from millstream.ops.replay_lateness import count_maybe_late
 from millstream.ops.reset import find_footprint, reset
-from millstream.spark.topic_ids import save_topic_ids
 from millstream.views.commit.committer import collect_results
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.dead_letter_relay import relay

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from edited_app import HOUR, START, EditedApp, floor, windows
 
+from millstream.engine.source import planner
 from millstream.ops.deploy import deploy
 from millstream.ops.plan import plan_change
-from millstream.spark.source import planner
 
 SOURCE = """
 from datetime import datetime

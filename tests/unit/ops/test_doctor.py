@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from millstream.cli.doctor import doctor
+from millstream.engine import machine
 from millstream.ops import doctor as ops
-from millstream.spark.runtime import session
 
 ROOT = Path(__file__).parents[3]
 
@@ -100,12 +100,12 @@ def test_a_disk_that_is_far_away_or_memory_is_no_home_for_a_log(
 
 
 def test_too_little_memory_for_the_cores_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "cores_available", lambda: 32)
-    monkeypatch.setattr(session, "memory_mib", lambda: 4096)
+    monkeypatch.setattr(machine, "cores_available", lambda: 32)
+    monkeypatch.setattr(machine, "memory_mib", lambda: 4096)
     finding = ops._memory()
     assert not finding.ok
     assert "fewer cores" in finding.advice
-    monkeypatch.setattr(session, "memory_mib", lambda: 65536)
+    monkeypatch.setattr(machine, "memory_mib", lambda: 65536)
     assert ops._memory().ok
 
 

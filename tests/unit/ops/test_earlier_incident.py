@@ -11,12 +11,12 @@ from edited_app import EDIT, SOURCE, EditedApp, events
 from state_content import state_content
 
 import millstream as ms
+from millstream.engine.rescale import rescale
 from millstream.errors import ConfigError, UserCodeError
 from millstream.kernels.rescale import rescale_manifests
 from millstream.kernels.state.keyhash import Buckets
 from millstream.ops.deploy import deploy
 from millstream.ops.incident import capture_incident
-from millstream.spark.rescale import rescale
 from millstream.testing import replay_incident
 from millstream.views.schema import JOB
 from millstream.views.sink import RunStart

@@ -10,10 +10,10 @@ from edited_app import EditedApp
 from followed_clicks import MINUTE, SOURCE, START, clicks
 
 import millstream as ms
+from millstream.engine.topic_ids import save_topic_ids
 from millstream.errors import ConfigError, TopicRecreatedError
 from millstream.log.reader import LogReader
 from millstream.ops.record_trace import trace_record
-from millstream.spark.topic_ids import save_topic_ids
 from millstream.views.store_location import open_state_store
 
 DELAY = timedelta(seconds=10)

@@ -12,13 +12,13 @@ import pytest
 from edited_app import EDIT, EditedApp, answers, edited_answers, events
 
 import millstream as ms
+from millstream.engine.local_run import LocalRun
 from millstream.errors import ConfigError
 from millstream.log.files import DISK
 from millstream.ops.deploy import deploy
 from millstream.ops.plan import plan_change
 from millstream.ops.reset import find_footprint
 from millstream.ops.rollback import rollback
-from millstream.spark.local_run import LocalRun
 from millstream.testing.disk import SimulatedCrash
 from millstream.views.coverage import partial_note
 from millstream.views.runs.control_files import hold_deployment, hold_run_lock

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from millstream.engine.batch_runner import RunTotals
+from millstream.engine.frame_files import FrameFiles
+from millstream.engine.job import BegunRun, _report, watermark_before
 from millstream.errors import ConfigError, FencedError
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.state.keyhash import Buckets
-from millstream.spark.frame_files import FrameFiles
-from millstream.spark.job import _Query, _report, run_job, watermark_before
-from millstream.spark.sink import RunTotals
+from millstream.spark.job import _Query, run_job
 from millstream.views.commit.committer import BatchCommitter
 from millstream.views.runs.control_files import write_reset_marker
 from millstream.views.runs.dead_letter_share import DeadLetterShare
@@ -64,7 +65,9 @@ def test_a_run_that_was_replaced_says_so_and_not_what_else_failed_by_it(
     monkeypatch.setattr(_Query, "_wait", lambda *_: "caught-up")
     sink = SimpleNamespace(committer=targets, error=None, stages=None, frame_files=FrameFiles(None))
     options = SimpleNamespace(on_phase=lambda _: None, on_started=lambda _: None)
-    run = _Query(SimpleNamespace(app="app", folder=tmp_path), options, None, None, sink, None)
+    job = SimpleNamespace(app="app", folder=tmp_path)
+    begun = BegunRun(job, options, None, targets, None, None, None, 0)
+    run = _Query(begun, sink, None)
     if replaced:
         state_store.begin_run("app", "main", "c")
     with pytest.raises(FencedError if replaced else FileNotFoundError) as raised:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
-import math
 import os
 import shutil
 import sys
@@ -23,6 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from millstream.engine.machine import cores_available, memory_mib
 from millstream.errors import ConfigError, EnvironmentProblem
 from millstream.spark.runtime.fork_server import SOCKET_VARIABLE, python_script
 from millstream.spark.runtime.java import Java, find_java
@@ -409,38 +409,12 @@ def _worker_python(scratch: _Scratch | None) -> str:
 # ── the machine ─────────────────────────────────────────────────────────────────
 
 
-def cores_available() -> int:
-    """Return how many cores this process may use: its affinity, and a container's quota."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
-    quota = _control_group("cpu.max").split()
-    if len(quota) == 2 and quota[0].isdigit():
-        cores = min(cores, math.ceil(int(quota[0]) / int(quota[1])))
-    return max(cores, 1)
-
-
-def memory_mib() -> int:
-    """Return the memory that this process may use, in MiB: the machine's, or a container's."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = _control_group("memory.max").strip()
-    return min(memory, int(limit) if limit.isdigit() else memory) // _MIB
-
-
 def driver_memory_mib(memory: int) -> int:
     """Return the JVM's share of that memory: a quarter, up to 4 GiB.
 
     The rest is for the Python workers, and for the page cache, where log and state are read from.
     """
     return max(min(memory // 4, _DRIVER_MEMORY_MIB_MAX), _DRIVER_MEMORY_MIB_MIN)
-
-
-def _control_group(name: str) -> str:
-    """Return what Linux says about the limits of this process's container, or nothing."""
-    with contextlib.suppress(OSError):
-        return Path("/sys/fs/cgroup", name).read_text()
-    return ""
 
 
 # ── files ───────────────────────────────────────────────────────────────────────

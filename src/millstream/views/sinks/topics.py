@@ -9,7 +9,7 @@ and checkpoint. A stale run, in this process or another, is fenced by its transa
 
 A run writes to the topics that exist when it begins. If one of them is deleted and created again, the
 next batch fails. Whether they are the topics of the runs before is checked by the job
-(`spark/topic_ids.py`).
+(`engine/topic_ids.py`).
 
 A run takes the transactional id before it reads the fence: that ends an open transaction of the run
 before, so the fence does not change after that.

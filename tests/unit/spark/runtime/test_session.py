@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from millstream.engine import machine
 from millstream.spark.runtime import session
 from millstream.spark.runtime.java import Java
 
@@ -24,12 +25,12 @@ def test_the_jvm_takes_a_quarter_of_the_memory_within_bounds(memory: int, heap: 
 
 def test_a_containers_limits_count(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {"cpu.max": "50000 100000\n", "memory.max": "1073741824\n"}
-    monkeypatch.setattr(session, "_control_group", limits.__getitem__)
-    assert session.cores_available() == 1
-    assert session.memory_mib() == 1024
+    monkeypatch.setattr(machine, "_control_group", limits.__getitem__)
+    assert machine.cores_available() == 1
+    assert machine.memory_mib() == 1024
     limits.update({"cpu.max": "max 100000\n", "memory.max": "max\n"})
-    assert session.cores_available() >= 1
-    assert session.memory_mib() > 0
+    assert machine.cores_available() >= 1
+    assert machine.memory_mib() > 0
 
 
 def test_what_a_killed_session_left_is_deleted_and_a_living_ones_is_not(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from metrics_text import figures
 
 import millstream as ms
 from millstream.cli.version_runs import VersionRuns, parse_programs
+from millstream.engine.local_run import LocalRun
+from millstream.engine.topic_ids import save_log_brokers
 from millstream.errors import ConfigError, ConflictError
 from millstream.kernels.state.keyhash import Buckets
-from millstream.spark.local_run import LocalRun
-from millstream.spark.topic_ids import save_log_brokers
 from millstream.views.server.server import serve
 from millstream.views.store_location import open_state_store
 

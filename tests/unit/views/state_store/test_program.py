@@ -13,6 +13,8 @@ import polars as pl
 import pytest
 
 import millstream as ms
+from millstream.engine.job_metadata import JobMetadata, load_job_metadata
+from millstream.engine.rescale import rescale
 from millstream.errors import ConfigError, FencedError
 from millstream.kernels.plan import (
     DatasetSinkSpec,
@@ -24,8 +26,6 @@ from millstream.kernels.plan import (
     ViewSinkSpec,
 )
 from millstream.kernels.state.keyhash import Buckets
-from millstream.spark.job_metadata import JobMetadata, load_job_metadata
-from millstream.spark.rescale import rescale
 from millstream.testing.disk import SimulatedCrash
 from millstream.views.commit.committer import BatchResult
 from millstream.views.commit.open_committer import open_committer
