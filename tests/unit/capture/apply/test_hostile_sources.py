@@ -37,7 +37,7 @@ class Shop:
         self.database, self.log, self.path = database, folder / "log", folder / "copy.db"
         self.target = f"sqlite:///{self.path}"
         database.run(
-            "CREATE TABLE a (id INT PRIMARY KEY, x DOUBLE)", "INSERT INTO a VALUES (1, -0.0), (2, 5)",
+            "CREATE TABLE a (id INT PRIMARY KEY, x DOUBLE)", "INSERT INTO a VALUES (1, -1e-200 * 1e-200), (2, 5)",
             "CREATE TABLE b (id INT PRIMARY KEY, x DOUBLE)", "INSERT INTO b VALUES (1, 1), (2, 2)",
         )  # fmt: skip
         self.follow()
@@ -199,7 +199,9 @@ def test_a_table_that_the_capture_left_out_is_not_put_back(shop):
 
 
 def test_a_negative_zero_is_zero(shop):
-    assert shop.database.run("SELECT x FROM a WHERE id = 1") == ((0.0,),)
+    """SQLite keeps no sign of it, and MariaDB shows none: each comparison would repair the row again."""
+    found = str(shop.database.run("SELECT x FROM a WHERE id = 1")[0][0])
+    assert found == ("-0.0" if shop.database.kind == "mysql" else "0.0")
     assert [one.faults for one in shop.repair().tables] == [0, 0]
 
 
