@@ -4,6 +4,7 @@ for those that want one."""
 import itertools
 
 import azure_server
+import google_server
 import hypothesis
 import lane
 import pytest
@@ -136,3 +137,25 @@ def azure(azure_proxy, monkeypatch):
 def azure_url(azure):
     """A URL under which there is nothing."""
     return f"az://container/test-{next(_numbers)}"
+
+
+@pytest.fixture(scope="session")
+def google_proxy():
+    if not google_server.can_serve():
+        pytest.skip(google_server.HOW_TO_GET_IT)
+    with google_server.google_server("bucket") as (port, key), FaultProxy(port) as proxy:
+        yield proxy, key
+
+
+@pytest.fixture
+def google(google_proxy, monkeypatch):
+    """The proxy of a server of Google's protocol, without faults, and an environment in which clients go through it."""
+    proxy, key = google_proxy
+    variables = google_server.environment(proxy.port, key)
+    yield from _without_faults(proxy, variables, monkeypatch)
+
+
+@pytest.fixture
+def google_url(google):
+    """A URL under which there is nothing."""
+    return f"gs://bucket/test-{next(_numbers)}"

@@ -71,7 +71,10 @@ def named(folder):
 LONG = pytest.mark.long
 
 
-@pytest.fixture(params=[pytest.param("file", marks=LONG), pytest.param("azure", marks=LONG), "s3"])
+ONLY_LONG = [pytest.param(name, marks=LONG) for name in ("file", "azure", "google")]
+
+
+@pytest.fixture(params=[*ONLY_LONG, "s3"])
 def url(request, tmp_path, monkeypatch):
     monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
     if request.param == "file":
@@ -154,13 +157,7 @@ def faulty():
     return decide
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("file", marks=LONG),
-        pytest.param("azure", marks=LONG),
-        pytest.param("s3", marks=pytest.mark.thorough),
-    ]
-)
+@pytest.fixture(params=[*ONLY_LONG, pytest.param("s3", marks=pytest.mark.thorough)])
 def faulty_url(request, tmp_path, monkeypatch):
     """A URL of a store whose requests fail now and then, if there are any."""
     monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
