@@ -5,6 +5,7 @@ import itertools
 
 import azure_server
 import google_server
+import hdfs_server
 import hypothesis
 import lane
 import pytest
@@ -159,3 +160,27 @@ def google(google_proxy, monkeypatch):
 def google_url(google):
     """A URL under which there is nothing."""
     return f"gs://bucket/test-{next(_numbers)}"
+
+
+@pytest.fixture(scope="session")
+def hdfs_cluster(tmp_path_factory):
+    if reason := hdfs_server.HADOOP.why_not():
+        pytest.skip(reason)
+    with hdfs_server.hdfs(tmp_path_factory.mktemp("hdfs")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def hdfs(hdfs_cluster, monkeypatch):
+    """The proxies of an HDFS, without faults, and an environment in which clients go through them."""
+    for name, value in hdfs_cluster.environment().items():
+        monkeypatch.setenv(name, value)
+    hdfs_cluster.forget()
+    yield hdfs_cluster
+    hdfs_cluster.forget()
+
+
+@pytest.fixture
+def hdfs_url(hdfs):
+    """A URL under which there is nothing."""
+    return f"hdfs://namenode/test-{next(_numbers)}"

@@ -165,7 +165,7 @@ class _Request(BaseHTTPRequestHandler):
         else:
             self.get(bucket, name)
 
-    do_GET = do_HEAD = do_PUT = do_DELETE = do_any
+    do_GET = do_HEAD = do_PUT = do_DELETE = do_any  # noqa: N815 - the names that the class wants
 
     def do_POST(self):
         self.rfile.read(int(self.headers.get("Content-Length") or 0))

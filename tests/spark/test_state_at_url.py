@@ -71,7 +71,7 @@ def named(folder):
 LONG = pytest.mark.long
 
 
-ONLY_LONG = [pytest.param(name, marks=LONG) for name in ("file", "azure", "google")]
+ONLY_LONG = [pytest.param(name, marks=LONG) for name in ("file", "azure", "google", "hdfs")]
 
 
 @pytest.fixture(params=[*ONLY_LONG, "s3"])
@@ -89,7 +89,7 @@ def objects(url):
     return sorted(ObjectClient(url).names())
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_an_app_runs_goes_on_and_is_reset_and_leaves_nothing(
     no_spark, tmp_path, url, in_workers, monkeypatch
 ):
@@ -163,7 +163,9 @@ def faulty_url(request, tmp_path, monkeypatch):
     monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
     if request.param == "file":
         return f"file://{tmp_path}/state"
-    request.getfixturevalue(request.param).decide = faulty()
+    server = request.getfixturevalue(request.param)
+    for proxy in (server.names, server.data) if request.param == "hdfs" else (server,):
+        proxy.decide = faulty()
     return request.getfixturevalue(f"{request.param}_url")
 
 

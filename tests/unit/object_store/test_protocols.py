@@ -127,11 +127,11 @@ def test_a_container_that_is_not_there_is_told(protocol):
 
 def test_a_wrong_key_is_refused_at_once_and_not_shown(protocol, monkeypatch):
     protocol.take_another_key(monkeypatch)
-    client_module._library.cache_clear()
+    client_module.open_requests.cache_clear()
     with pytest.raises(
         EnvironmentProblem, match=rf"{protocol.refusal} .*{protocol.variables}"
     ) as e:
         put(protocol.new_store())
     assert not any(secret in str(e.value) for secret in protocol.secrets)
     assert protocol.proxy.count("PUT") == 1
-    client_module._library.cache_clear()
+    client_module.open_requests.cache_clear()
