@@ -13,7 +13,7 @@ import pyarrow as pa
 from millstream.errors import EnvironmentProblem
 from millstream.object_store.cloud_requests import CloudRequests
 from millstream.object_store.environment import environment_of, lacks_container
-from millstream.object_store.requests import Page, Requests
+from millstream.object_store.requests import Page, Pages, Requests
 from millstream.object_store.retries import Attempts, RetryLimits
 from millstream.object_store.store import RequestCounts
 from millstream.object_store.webhdfs import WebHdfs
@@ -120,7 +120,7 @@ class ObjectClient:
                 return
             yield from page
 
-    def _delete(self, names: Sequence[str]) -> None:
+    def _delete(self, names: list[str]) -> None:
         self._requests.delete(names)
 
     def delete_folders(self) -> None:
@@ -167,19 +167,20 @@ class _Listing:
     prefix: str
     _last: str = ""
     _given: str = ""  # the last name of all that was given before it began anew
-    _pages: Iterator[Page] | None = None
+    _pages: Pages | None = None
 
     def next_page(self, requests: Requests) -> Page:
         """Return the next names with their sizes; none at the end."""
         try:
             if self._pages is None:
                 self._pages = requests.pages(self.prefix)
-            for page in self._pages:
+            while page := self._pages.next_page():
                 if new := [each for each in page if each[0] > self._given]:
                     self._last = new[-1][0]
                     return new
         except BaseException:
-            self._pages, self._given = None, self._last
+            if self._pages is None or not self._pages.resumes:
+                self._pages, self._given = None, self._last
             raise
         return []
 

@@ -73,22 +73,44 @@ class CloudRequests:
 
         return int(obstore.head(self.library, name)["size"])
 
-    def delete(self, names: Sequence[str]) -> None:
+    def delete(self, names: list[str]) -> None:
         import obstore  # noqa: PLC0415 - an extra
 
         try:
             obstore.delete(self.library, list(names))
         except FileNotFoundError:  # some stores say so of one of many
-            for name in names:
-                with suppress(FileNotFoundError):
-                    obstore.delete(self.library, name)
+            self._delete_each(names)
+        except Exception:
+            if not self.url.startswith("gs://"):
+                raise
+            self._delete_each(
+                names
+            )  # it has no request for many, and all were asked for side by side
 
-    def pages(self, prefix: str) -> Iterator[Page]:
-        for page in self.library.list(prefix or None, chunk_size=_PAGE_NAMES):
-            yield [(each["path"], each["size"]) for each in page]
+    def _delete_each(self, names: list[str]) -> None:
+        import obstore  # noqa: PLC0415 - an extra
+
+        while names:
+            with suppress(FileNotFoundError):
+                obstore.delete(self.library, names[-1])
+            names.pop()
+
+    def pages(self, prefix: str) -> _CloudPages:
+        return _CloudPages(iter(self.library.list(prefix or None, chunk_size=_PAGE_NAMES)))
 
     def delete_folders(self) -> None:
         """Do nothing: names have slashes, and there are no folders."""
+
+
+@dataclass
+class _CloudPages:
+    """Pages by the library's own continuation, which ends with a failure."""
+
+    library: Iterator[Sequence[Any]]
+    resumes: bool = False
+
+    def next_page(self) -> Page:
+        return [(each["path"], each["size"]) for each in next(self.library, ())]
 
 
 def _options() -> dict[str, Any]:

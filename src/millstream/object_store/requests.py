@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 Page = Sequence[tuple[str, int]]
 """Names with the sizes of their objects, in the order of names."""
+
+
+class Pages(Protocol):
+    """The pages of a listing. ``resumes``: after a failure the next page can be asked for; else the listing begins anew."""
+
+    resumes: bool
+
+    def next_page(self) -> Page:
+        """Return the next names; an empty page at the end."""
+        ...
 
 
 class Requests(Protocol):
@@ -40,12 +50,12 @@ class Requests(Protocol):
         """
         ...
 
-    def delete(self, names: Sequence[str]) -> None:
-        """Delete objects, as many as there are."""
+    def delete(self, names: list[str]) -> None:
+        """Delete objects, as many as there are. If it fails, those that it may have left are in the list."""
         ...
 
-    def pages(self, prefix: str) -> Iterator[Page]:
-        """Yield all that is under a prefix: every object whose put has been answered, and none whose delete has."""
+    def pages(self, prefix: str) -> Pages:
+        """Return all that is under a prefix: every object whose put has been answered, and none whose delete has."""
         ...
 
     def delete_folders(self) -> None:

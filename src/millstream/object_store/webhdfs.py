@@ -17,9 +17,9 @@ import getpass
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException, HTTPMessage, HTTPSConnection
 from typing import Any
@@ -114,18 +114,13 @@ class WebHdfs:
             raise FileNotFoundError(f"{self.url}/{name} is not a file")
         return int(status["length"])
 
-    def delete(self, names: Sequence[str]) -> None:
-        for name in names:
-            self._delete(f"{self.folder}/{name}")
+    def delete(self, names: list[str]) -> None:
+        while names:
+            self._delete(f"{self.folder}/{names[-1]}")
+            names.pop()
 
-    def pages(self, prefix: str) -> Iterator[Page]:
-        page: list[tuple[str, int]] = []
-        for found in self._files(prefix.rstrip("/")):
-            page.append(found)
-            if len(page) == _PAGE_NAMES:
-                yield page
-                page = []
-        yield page
+    def pages(self, prefix: str) -> _Walk:
+        return _Walk(self, [(prefix.rstrip("/"), None)])
 
     def delete_folders(self) -> None:
         for inner in self._folders(""):
@@ -133,42 +128,34 @@ class WebHdfs:
             with suppress(_NotEmptyError):
                 self._delete(path)
 
-    def _files(self, inner: str) -> Iterator[tuple[str, int]]:
-        """Yield the files below a folder in the order of their whole names."""
-        for name, status in self._listed(inner):
-            below = f"{inner}/{name}" if inner else name
-            if status["type"] == "DIRECTORY":
-                yield from self._files(below)
-            else:
-                yield below, int(status["length"])
-
     def _folders(self, inner: str) -> Iterator[str]:
         """Yield a folder and those below it, the lowest first."""
-        for name, status in self._listed(inner):
-            if status["type"] == "DIRECTORY":
-                yield from self._folders(f"{inner}/{name}" if inner else name)
+        for name, size in self.listed(inner):
+            if size is None:
+                yield from self._folders(name)
         yield inner
 
-    def _listed(self, inner: str) -> list[tuple[str, Mapping[str, Any]]]:
-        """Return what a folder has, without drafts; remove drafts that nobody writes any more."""
+    def listed(self, inner: str) -> list[tuple[str, int | None]]:
+        """Return what a folder has, in the order of the names below it: files with sizes, and folders.
+
+        Drafts are left out, and those that nobody writes any more are removed.
+        """
         path = f"{self.folder}/{inner}".rstrip("/")
         try:
             answer = self._ask("GET", path, op="LISTSTATUS")
         except FileNotFoundError:
             return []
-        found = {}
+        found: list[tuple[str, int | None]] = []
         for status in answer.json().get("FileStatuses", {}).get("FileStatus", []):
-            name = status["pathSuffix"]
+            name, is_folder = status["pathSuffix"], status["type"] == "DIRECTORY"
             if name.startswith(".") and name.endswith(_DRAFT):
                 if status.get("owner") == self.user and _is_abandoned(status, answer):
                     with suppress(OSError):
                         self._delete(f"{path}/{name}")
             elif name:  # a file that is listed itself has none
-                found[name] = status
-        return sorted(
-            found.items(),
-            key=lambda each: each[0] + ("/" if each[1]["type"] == "DIRECTORY" else ""),
-        )
+                below = f"{inner}/{name}" if inner else name
+                found.append((below, None if is_folder else int(status["length"])))
+        return sorted(found, key=lambda each: each[0] + ("/" if each[1] is None else ""))
 
     def _rename(self, path: str, wanted: str) -> None:
         # With an option the namenode says why not. A gateway may know no options, and then says only that it did not.
@@ -203,6 +190,29 @@ class WebHdfs:
             if not error.final:
                 self._asked += 1
             raise
+
+
+@dataclass
+class _Walk:
+    """The files below a folder, in the order of their names. What failed is asked for again, and nothing else."""
+
+    requests: WebHdfs
+    waiting: list[
+        tuple[str, int | None]
+    ]  # files with sizes, and folders that are still to be listed; the last is next
+    resumes: bool = True
+    _page: list[tuple[str, int]] = field(default_factory=list)
+
+    def next_page(self) -> Page:
+        while self.waiting and len(self._page) < _PAGE_NAMES:
+            name, size = self.waiting[-1]
+            found = self.requests.listed(name) if size is None else []
+            self.waiting.pop()
+            self.waiting += reversed(found)
+            if size is not None:
+                self._page.append((name, size))
+        page, self._page = self._page, []
+        return page
 
 
 class _NotEmptyError(RequestError):

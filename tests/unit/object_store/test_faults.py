@@ -12,6 +12,7 @@ from s3_server import SECRET, Fault
 from millstream.errors import CorruptionError, EnvironmentProblem, ObjectStoreUnavailableError
 from millstream.object_store.cached import CachedObjectStore, checksum_of
 from millstream.object_store.client import ObjectClient
+from millstream.object_store.cloud_requests import CloudRequests
 from millstream.object_store.retries import RetryLimits
 from millstream.object_store.store import Extent
 
@@ -80,9 +81,9 @@ def test_a_final_failure_is_one_error_with_the_url(s3, new_store, s3_url):
 
 
 def test_a_server_that_does_not_answer_in_time_is_tried_again(s3, new_store, monkeypatch):
-    from millstream.object_store import client
+    from millstream.object_store import client, cloud_requests
 
-    monkeypatch.setattr(client, "_TIMEOUT_S", 1)
+    monkeypatch.setattr(cloud_requests, "TIMEOUT_S", 1)
     client.open_requests.cache_clear()
     store = new_store(policy=RetryLimits(20, 0.01, 0.02))
     put(store)
@@ -177,15 +178,15 @@ def test_a_listing_that_fails_gives_each_name_once(monkeypatch, page, failures):
     pages = [["a", "b"], ["c", "d"], ["e"]]
     left = [failures]
 
-    class Failing:
-        def pages(self, _prefix):
+    class Library:
+        def list(self, _prefix, *, chunk_size):
             for number, names in enumerate([*pages, []]):
                 if number == page and left[0]:
                     left[0] -= 1
                     raise OSError("Generic error: status code: 503 Slow Down")
-                yield [(name, number) for name in names]
+                yield [{"path": name, "size": number} for name in names]
 
-    monkeypatch.setattr(client, "open_requests", lambda *_: Failing())
+    monkeypatch.setattr(client, "open_requests", lambda url, _: CloudRequests(url, Library()))
     asked = ObjectClient("s3://bucket/p", RetryLimits(5, 0.001, 0.002))
     assert list(asked.names()) == ["a", "b", "c", "d", "e"]
     assert asked.counts.retries == failures

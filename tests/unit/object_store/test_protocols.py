@@ -1,5 +1,6 @@
 """The faults of an object store in the protocols whose statuses and codes differ from S3's: Azure's on Azurite, and Google's."""
 
+import itertools
 import os
 import shutil
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ import azure_server
 import google_server
 import pyarrow as pa
 import pytest
+from s3_server import Fault
 
 from millstream.errors import EnvironmentProblem, ObjectStoreUnavailableError
 from millstream.object_store import client as client_module
@@ -111,6 +113,20 @@ def test_many_names_are_listed_once_each_whatever_fails(protocol):
         store.delete_all()
         assert list(protocol.new_store().names()) == []
         put(store, "1-a")
+
+
+def test_of_many_objects_most_of_whose_deletes_fail_all_are_deleted(protocol):
+    client = protocol.new_store().client
+    names = [f"1-{number:02d}" for number in range(12)]
+    for name in names:
+        client.put(name, memoryview(b"x"))
+    numbers = itertools.count()
+    protocol.proxy.decide = lambda method, _: (
+        Fault("503") if method == "DELETE" and next(numbers) % 3 else None
+    )
+    client.delete(names)
+    protocol.proxy.decide = lambda *_: None
+    assert list(protocol.new_store().names()) == []
 
 
 def test_a_container_that_is_not_there_is_told(protocol):

@@ -1,5 +1,6 @@
 """The faults of HDFS, at each of the three steps of a put and the two of a get; what crashes leave; where it is, and who asks."""
 
+import itertools
 import os
 import shutil
 import threading
@@ -85,6 +86,24 @@ def test_a_download_survives_two_faults(hdfs, new_hdfs_store, tmp_path, proxy, k
 
 
 @HDFS
+@pytest.mark.parametrize("proxy", ["names", "data"])
+def test_a_server_that_does_not_answer_in_time_is_tried_again(
+    hdfs, new_hdfs_store, monkeypatch, proxy
+):
+    client = new_hdfs_store().client
+    client.put("1-a", memoryview(DATA))
+    monkeypatch.setattr(webhdfs, "TIMEOUT_S", 1)
+    getattr(hdfs, proxy).decide = one_slow_request(6)
+    assert client.get("1-a").to_pybytes() == DATA
+    assert client.counts.retries >= 1
+
+
+def one_slow_request(seconds):
+    numbers = itertools.count()
+    return lambda *_: None if next(numbers) else Fault("slow", seconds)
+
+
+@HDFS
 @pytest.mark.parametrize("step", ["create", "write", "rename"])
 def test_a_put_that_is_never_finished_leaves_no_object(hdfs, new_hdfs_store, step):
     (hdfs.data if step == "write" else hdfs.names).decide = fails(step, 10**9, "503")
@@ -151,6 +170,20 @@ def test_names_are_in_order_across_folders_and_keep_their_characters(new_hdfs_st
     for name in names:
         assert store.client.get(name).to_pybytes() == name.encode()
         assert store.client.size(name) == len(name.encode())
+
+
+@HDFS
+def test_a_listing_and_a_delete_go_on_where_they_failed(hdfs, hdfs_url, new_hdfs_store):
+    client = new_hdfs_store().client
+    names = [f"{folder}/{number}" for folder in "abcd" for number in range(3)]
+    for name in names:
+        client.put(name, memoryview(b"x"))
+    numbers = itertools.count()
+    hdfs.names.decide = lambda *_: Fault("503") if next(numbers) % 3 else None
+    assert list(client.names()) == names
+    client.delete(names)
+    hdfs.forget()
+    assert list(client.names()) == []
 
 
 @HDFS
