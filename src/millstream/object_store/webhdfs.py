@@ -94,11 +94,11 @@ class WebHdfs:
     def put(self, name: str, data: memoryview) -> None:
         folder, _, last = f"{self.folder}/{name}".rpartition("/")
         draft = f"{folder}/.{last}.{uuid.uuid4().hex}{_DRAFT}"
-        self._pass_to_datanode("PUT", draft, data, op="CREATE", overwrite="true")
         try:
+            self._pass_to_datanode("PUT", draft, data, op="CREATE", overwrite="true")
             self._rename(draft, f"{self.folder}/{name}")
         except FileNotFoundError:
-            raise RequestError("the draft of the object was gone before it was renamed") from None
+            raise RequestError("the draft of the object was gone before it had its name") from None
         except FileExistsError:
             with suppress(OSError):  # a listing removes it later
                 self._delete(draft)
@@ -197,9 +197,8 @@ class _Walk:
     """The files below a folder, in the order of their names. What failed is asked for again, and nothing else."""
 
     requests: WebHdfs
-    waiting: list[
-        tuple[str, int | None]
-    ]  # files with sizes, and folders that are still to be listed; the last is next
+    # Files with sizes, and folders that are still to be listed. The last is next.
+    waiting: list[tuple[str, int | None]]
     resumes: bool = True
     _page: list[tuple[str, int]] = field(default_factory=list)
 
@@ -232,7 +231,7 @@ def _request(method: str, url: str, data: memoryview | None) -> _Answer:
         try:
             connection.connect()
         except OSError as error:
-            raise RequestError("no connection") from error
+            raise RequestError(f"no connection to {parts.netloc}") from error
         connection.sock.settimeout(TIMEOUT_S)
         headers = {"Content-Type": "application/octet-stream"} if data is not None else {}
         try:
