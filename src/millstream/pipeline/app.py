@@ -85,7 +85,7 @@ class App(AppDeclaration):
         state: The folder in which state and views are kept, as ``apps/<name>``: the log's own, if it is
             a folder. Where the log is behind ``kafka://`` it must be given, and is what ``log=`` is to
             whatever reads views (``ms.view``, ``millstream view``, ``millstream ui``). Or a URL for the
-            runs of state, ``s3://bucket/prefix``, ``gs://…``, ``az://…`` or ``file:///…``: then every
+            runs of state, ``s3://bucket/prefix``, ``gs://…``, ``az://…``, ``hdfs://…`` or ``file:///…``: then every
             executor reads and writes them there, through a cache on its own disk, and needs no folder of the
             driver's. Views and position stay in the log's folder, or in ``local``, unless ``store`` says where; then
             the app may go on in any folder, on any machine. Endpoint, region and credentials come from the
