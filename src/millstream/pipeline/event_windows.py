@@ -18,13 +18,13 @@ from millstream.kernels.sessions.spans import END, EXPIRED_END, START, TILL, Ses
 from millstream.kernels.trigger import EachBatch, EmitStrategy
 from millstream.kernels.windows.count_panes import CountPaneOperator
 from millstream.kernels.windows.count_windows import NUMBER, CountWindow, CountWindowOperator
-from millstream.kernels.windows.pane_values import PANE_TYPES
+from millstream.kernels.windows.pane_values import PANE_COLUMNS, PANE_TYPES
 from millstream.kernels.windows.signed_count_windows import SignedCountWindowOperator
 from millstream.kernels.windows.sliding_panes import SlidingPaneOperator
 from millstream.kernels.windows.sliding_windows import Sliding, SlidingWindowOperator
 from millstream.pipeline.checks import type_of
 from millstream.pipeline.schema import ColumnTypes
-from millstream.pipeline.shape import StreamShape, windowed_shape
+from millstream.pipeline.shape import EqualRows, StreamShape, windowed_shape
 from millstream.pipeline.window_columns import WINDOW_COLUMNS, typed_aggregation
 from millstream.pipeline.windows import EventWindow
 
@@ -55,6 +55,7 @@ def aggregate_event_windows(
         kernel, columns, key = builder.count_window(window)
     window_key = builder.window_key(window)
     starts = WINDOW_COLUMNS if isinstance(window, Sliding) else ()
+    ends = WINDOW_COLUMNS[1:] if isinstance(window, SessionWindow) else starts
     shape_out = windowed_shape(
         shape,
         emission,
@@ -63,6 +64,8 @@ def aggregate_event_windows(
         window_key,
         row_keys=_row_keys(window, window_key, by),
         stable=() if signed else (*starts, *by),
+        timed=ends,
+        equal_rows=builder.equal_rows(window),
         no_windows=builder.no_windows_after(window),
     )
     return kernel, shape_out
@@ -73,7 +76,7 @@ def _row_keys(
 ) -> tuple[tuple[str, ...], ...]:
     """Return the sets of columns each of which identifies a row."""
     if isinstance(window, Sliding):
-        return tuple((label, *by) for label in WINDOW_COLUMNS)
+        return tuple((label, *window_key[1:], *by) for label in WINDOW_COLUMNS)
     return ((*by, NUMBER),) if isinstance(window, CountWindow) else ((*window_key, *by),)
 
 
@@ -108,6 +111,8 @@ class _EventWindowBuilder:
 
         The parts of a session that ``discard`` emits are counted from 0 again when it merges with others.
         """
+        if isinstance(window, Sliding) and window.rank is not None:
+            return ("window_start", window.rank)
         if not isinstance(window, SessionWindow):
             return ("window_start",)
         in_parts = self.emission.mode == "discard" and not self.emission.once
@@ -150,7 +155,12 @@ class _EventWindowBuilder:
 
     def sliding(self, window: Sliding) -> BuiltOperator:
         self._check_emission("sliding", "final", "update", "retract")
-        emission, aggregation = self.emission, self._typed()
+        own = () if window.rank is None else (window.rank,)
+        if set(own) & {*WINDOW_COLUMNS, *(PANE_COLUMNS if self.emission.panes else ())}:
+            raise ConfigError(
+                f"sliding's rank is {window.rank!r}, a column that windows give. Choose another name."
+            )
+        emission, aggregation = self.emission, self._typed(*own)
         waits = emission.mode != "final" and emission.early is None
         computes_anew = self.signed or emission.panes or waits
         operator = SlidingPaneOperator if computes_anew else SlidingWindowOperator
@@ -160,6 +170,15 @@ class _EventWindowBuilder:
         if emission.panes:
             columns |= PANE_TYPES
         return kernel, columns, aggregation.by
+
+    def equal_rows(self, window: EventWindow) -> EqualRows | None:
+        """Return whether rows may be equal: those of sliding windows of which several look back from one time."""
+        if not isinstance(window, Sliding) or window.rank is not None:
+            return None
+        if self.shape.is_alone(self.untyped.by):
+            return None
+        once = self.emission.mode == "final" and self.emission.late_policy != "correct"
+        return "apart" if self.signed and not once else "together"
 
     @property
     def _closes_on_time(self) -> bool:

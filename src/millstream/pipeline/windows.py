@@ -16,13 +16,15 @@ import polars as pl
 from millstream.choices import choose, did_you_mean
 from millstream.durations import Duration, format_us, to_us, unit_named
 from millstream.errors import ConfigError
+from millstream.kernels.frames import HIDDEN_PREFIX
 from millstream.kernels.sessions.spans import SessionWindow
 from millstream.kernels.trigger import AfterCount, AfterTime, EachBatch, Once, Trigger
 from millstream.kernels.windows.assigners import Cumulating, Hopping, Tumbling
 from millstream.kernels.windows.calendar_windows import Calendar
 from millstream.kernels.windows.count_windows import CountWindow
-from millstream.kernels.windows.sliding_windows import Sliding
+from millstream.kernels.windows.sliding_windows import RankedSliding, Sliding
 from millstream.pipeline.checks import positive_us, whole_number
+from millstream.pipeline.expressions import is_pattern
 
 Weekday = Literal["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
 EventWindow = SessionWindow | Sliding | CountWindow
@@ -205,7 +207,7 @@ def _longest_gap_us(gap: Duration | pl.Expr, max_gap: Duration | None) -> int:
     return positive_us(max_gap, "session's max_gap")
 
 
-def sliding(size: Duration) -> Sliding:
+def sliding(size: Duration, *, rank: str | None = None) -> Sliding:
     """One row per event, over what its key did in the time up to it: ``[t - size, t]``.
 
     Both ends are included, and events at the same time see each other, as in SQL's ``RANGE BETWEEN
@@ -216,9 +218,25 @@ def sliding(size: Duration) -> Sliding:
     a retraction takes one row of its time away, and its values out of those that look back on it.
     ``early`` and ``late`` of emit are ``"batch"`` or None.
 
+    Args:
+        size: How far each row looks back.
+        rank: The name of a column that numbers the rows of events of a key at one time, from 1: such rows are
+            equal otherwise. With it, the window, the ``by`` columns and the number identify a row, and of rows
+            that are taken back the last one goes first. Without it, a view keeps one row for them all. It is
+            refused where one of them may be taken back alone: over rows that take others back, behind steps or
+            with ``"retract"``. Then give a rank, or make a table: ``rows.table(key=[…])``.
+
     For windows of one size that begin at regular times, see :func:`millstream.hopping`.
     """
-    return Sliding(positive_us(size, "sliding's size"))
+    size_us = positive_us(size, "sliding's size")
+    if rank is None:
+        return Sliding(size_us)
+    if not isinstance(rank, str) or not rank or rank.startswith(HIDDEN_PREFIX) or is_pattern(rank):
+        raise ConfigError(
+            f"sliding's rank is {rank!r}. Give the name of a new column, which does not begin with "
+            f'{HIDDEN_PREFIX!r} and is no pattern, such as rank="place".'
+        )
+    return RankedSliding(size_us, rank)
 
 
 def count_window(

@@ -318,7 +318,7 @@ class _SlidingBatch:
         number = stages.select(pl.struct(self.row).rle_id().alias(_ROW)).to_series()
         stages = stages.with_columns(number)
         results = self._results(stages)
-        says, back = self._times(stages, results)
+        says, back, whole = self._times(stages, results)
         if ledger is not None:
             stages = self._with_panes(stages, says)
             self._keep_panes(stages, ledger)
@@ -329,12 +329,19 @@ class _SlidingBatch:
         sources = np.stack([at - 1, at], axis=1).ravel()
         counts = np.stack([back, says], axis=1).ravel()
         rows = results[np.repeat(sources, counts)]
+        now = stages[_TIMES].to_numpy()
+        if step.window.rank is not None:
+            ranks = self._ranks(now, counts, whole)
+            rows = rows.with_columns(pl.Series(step.window.rank, ranks))
         if not step.has_diff:
             return rows
-        signs = np.tile(np.array([-1, 1], np.int8), len(says))
-        signed = rows.hstack([pl.Series(DIFF, np.repeat(signs, counts))])
-        if step.emission.marks_replaced:
-            signed = signed.hstack([_replaced(stages[_TIMES].to_numpy(), says, back)])
+        signs = np.repeat(np.tile(np.array([-1, 1], np.int8), len(says)), counts)
+        signed = rows.hstack([pl.Series(DIFF, signs)])
+        if step.emission.marks_replaced and step.window.rank is not None:
+            stays = ranks <= np.repeat(now, counts[::2] + counts[1::2])
+            signed = signed.hstack([pl.Series(REPLACED, stays & (signs < 0))])
+        elif step.emission.marks_replaced:
+            signed = signed.hstack([_replaced(now, says, back)])
         if "pane_last" not in signed.columns or not step.emission.panes:
             return signed
         return signed.with_columns(pl.col("pane_last") & (pl.col(DIFF) > 0))
@@ -348,8 +355,11 @@ class _SlidingBatch:
         place = pl.Series(np.cumsum(there.to_numpy()) - 1).set(~there, None)
         return results.select(pl.all().gather(place))
 
-    def _times(self, stages: pl.DataFrame, results: pl.DataFrame) -> tuple[Int64s, Int64s]:
-        """Return how many times the row of each stage is emitted, and the one before is retracted."""
+    def _times(self, stages: pl.DataFrame, results: pl.DataFrame) -> tuple[Int64s, Int64s, Bools]:
+        """Return how many times the row of each stage is emitted, and the one before is retracted.
+
+        The third says whether that is each of its rows, and not only those that are more or fewer.
+        """
         emission = self.step.emission
         row, stage = stages[_ROW].to_numpy(), stages[_STAGE].to_numpy()
         follows = np.zeros(len(row), np.bool_)
@@ -368,11 +378,23 @@ class _SlidingBatch:
         whole = ~same | again
         is_said = stage != _BEFORE
         says = np.where(whole, now, np.maximum(now - before, 0)) * is_said
-        if self.step.replaces:
-            back = ((now == 0) & (before > 0)).astype(np.int64) * is_said
+        fewer = np.maximum(before - now, 0)
+        if not self.step.replaces:
+            back = np.where(whole, before, fewer) * is_said
+        elif self.step.window.rank is not None:
+            back = fewer * is_said
         else:
-            back = np.where(whole, before, np.maximum(before - now, 0)) * is_said
-        return says, back
+            back = ((now == 0) & (before > 0)).astype(np.int64) * is_said
+        return says, back, whole
+
+    def _ranks(self, now: Int64s, counts: Int64s, whole: Bools) -> Int64s:
+        """Return which of the rows of its event's time each row to emit is: the last ones come and go first."""
+        says = counts[1::2]
+        from_back = np.where(whole & (not self.step.replaces), 0, now)
+        from_says = np.where(whole, 0, now - says)
+        begins = np.stack([from_back, from_says], axis=1).ravel()
+        ends = np.cumsum(counts)
+        return np.arange(ends[-1]) + np.repeat(begins - ends + counts, counts) + 1
 
     def _is_touched(self, stages: pl.DataFrame, follows: Bools) -> Bools:
         """Return which rows have something new to count, or are on time."""

@@ -71,6 +71,22 @@ class Sliding:
     def __str__(self) -> str:
         return f"sliding({format_us(self.size_us)})"
 
+    @property
+    def rank(self) -> str | None:
+        """The column that numbers the rows of events of a key at one time; None: such rows are equal."""
+        return None
+
+
+@dataclass(frozen=True)
+class RankedSliding(Sliding):
+    """Sliding windows that number the rows of events of a key at one time, from 1."""
+
+    rank_column: str
+
+    @property
+    def rank(self) -> str:
+        return self.rank_column
+
 
 @dataclass(frozen=True)
 class SlidingWindowOperator(AggregateOperator):
@@ -364,7 +380,15 @@ class SlidingWindowOperator(AggregateOperator):
         return made.select(*made.columns[1:], _AT)
 
     def rows(self, values: pl.DataFrame) -> pl.DataFrame:
-        return values.select(*self._span(), *self.by, *self.aggregation.results, TIME)
+        return values.select(
+            *self._span(), *self.by, *self.aggregation.results, *self._rank(), TIME
+        )
+
+    def _rank(self) -> list[pl.Expr]:
+        if self.window.rank is None:
+            return []
+        place = pl.int_range(1, pl.len() + 1, dtype=pl.Int64).over(HASH, *self.by, TIME)
+        return [place.alias(self.window.rank)]
 
     def _span(self) -> list[pl.Expr]:
         start = pl.from_epoch(pl.col(TIME) - self.window.size_us, "us")
