@@ -236,14 +236,7 @@ class _EventWindowBuilder:
         plain = emission.early in (None, EachBatch()) and not emission.panes
         if emission.mode == "final" or (emission.mode == "update" and plain):
             return False
-        if window.timeout_us is None:
-            return True
-        if emission.mode == "retract" and plain:
-            return False
-        raise ConfigError(
-            f'{window} has a timeout, and emits "final", or "update" or "retract" with early="batch" or None, '
-            "without panes. Choose one of these, or leave the timeout out."
-        )
+        return not (emission.mode == "retract" and plain and window.timeout_us is not None)
 
     def no_windows_after(self, window: EventWindow) -> str:
         """Say why no window may follow, and what to do; empty if one may."""

@@ -263,8 +263,7 @@ def count_window(
 
     ``emit("update")``, ``"discard"`` and ``"retract"`` also show windows that are not full yet: with every batch
     that adds to them, or as ``early`` says. The event that fills a window gives the on-time row, and no early
-    one besides. There are no late rows. With a timeout, ``"final"``, and ``"update"`` and ``"retract"`` by batch, are
-    offered. The time of an open window moves with its events: what is taken back has the time that it had, so rows
+    one besides; a window that is timed out gives it then. There are no late rows. The time of an open window moves with its events: what is taken back has the time that it had, so rows
     of windows that are not full go through steps (``filter``) to views, topics and tables (``group_by``, ``top``), and
     nothing that goes by event time may follow.
 
@@ -320,9 +319,10 @@ def once(trigger: Duration | AfterCount) -> Once:
 
     A session that has fired goes on without panes: events join it, make it longer and merge it with others, and all
     that it gets is left out. So of sessions that merge, one of which has fired, the others have no pane any more,
-    and what came for them is left out, too. A count window has its on-time pane with the event that fills it.
+    and what came for them is left out, too. A count window has its on-time pane with the event that fills it, or
+    when it is timed out, and until then nothing else is counted for the next window.
 
-    For windows of every kind but sliding ones, and count windows without a timeout. In Apache Beam this is
+    For windows of every kind but sliding ones. In Apache Beam this is
     ``AfterFirst`` of the trigger and ``AfterWatermark``, without ``Repeatedly``; merged sessions follow its ``onMerge``.
     """
     given = None if isinstance(trigger, Once) else parse_trigger(trigger, "once's trigger")

@@ -9,7 +9,7 @@ import pytest
 from example_counts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from signed_rows import START, UNIT, Change, Kernel, at, histories, signed_stream, told
+from signed_rows import UNIT, Change, Kernel, at, histories, signed_stream, told
 from sliding_model import AGGREGATES, SIZE, Model
 
 import millstream as ms
@@ -208,4 +208,3 @@ def test_the_name_of_the_number_is_checked():
             shape_of(ms.sliding("1 second", rank=name), "update")
     with refused("a column that windows give"):
         shape_of(ms.sliding("1 second", rank="window_end"), "update")
-    assert START == at(0)
