@@ -21,6 +21,7 @@ from millstream.kernels.windows.count_windows import NUMBER, CountWindow, CountW
 from millstream.kernels.windows.pane_values import PANE_COLUMNS, PANE_TYPES
 from millstream.kernels.windows.signed_count_windows import SignedCountWindowOperator
 from millstream.kernels.windows.sliding_panes import SlidingPaneOperator
+from millstream.kernels.windows.sliding_triggers import SlidingTriggerOperator
 from millstream.kernels.windows.sliding_windows import Sliding, SlidingWindowOperator
 from millstream.pipeline.checks import type_of
 from millstream.pipeline.schema import ColumnTypes
@@ -39,7 +40,6 @@ def aggregate_event_windows(
     emission: EmitStrategy,
 ) -> tuple[Operator, StreamShape]:
     """Build the operator of windows that depend on the events; the aggregates' names are checked."""
-    _check_no_once(window, emission)
     signed = shape.mode == "retract"
     builder = _EventWindowBuilder(
         shape,
@@ -78,15 +78,6 @@ def _row_keys(
     if isinstance(window, Sliding):
         return tuple((label, *window_key[1:], *by) for label in WINDOW_COLUMNS)
     return ((*by, NUMBER),) if isinstance(window, CountWindow) else ((*window_key, *by),)
-
-
-def _check_no_once(window: EventWindow, emission: EmitStrategy) -> None:
-    if isinstance(window, Sliding) and emission.once:
-        raise ConfigError(
-            f"{window} has early=ms.once(…). Its rows are those of SQL's OVER, one for each event, which have no "
-            "trigger in Beam or Flink; what comes once is the row that counts all. Leave early out, or say "
-            'early=None; emit "final" for one row; or take ms.hopping, whose windows can fire once.'
-        )
 
 
 BuiltOperator = tuple[Operator, ColumnTypes, tuple[str, ...]]
@@ -154,7 +145,15 @@ class _EventWindowBuilder:
         self._check_triggers("session over rows that are taken back")
 
     def sliding(self, window: Sliding) -> BuiltOperator:
-        self._check_emission("sliding", "final", "update", "retract")
+        if self.emission.mode == "discard":
+            raise ConfigError(
+                f'{window} cannot emit "discard": its rows look back on the same events, so their parts add up to '
+                'nothing. Choose "final", "update" or "retract".'
+            )
+        triggers = self.emission.early, self.emission.late
+        triggered = any(trigger not in (None, EachBatch()) for trigger in triggers)
+        if triggered and self.signed:
+            self._check_triggers("sliding over rows that are taken back")
         own = () if window.rank is None else (window.rank,)
         if set(own) & {*WINDOW_COLUMNS, *(PANE_COLUMNS if self.emission.panes else ())}:
             raise ConfigError(
@@ -164,6 +163,7 @@ class _EventWindowBuilder:
         waits = emission.mode != "final" and emission.early is None
         computes_anew = self.signed or emission.panes or waits
         operator = SlidingPaneOperator if computes_anew else SlidingWindowOperator
+        operator = SlidingTriggerOperator if triggered else operator
         lateness_us = 0 if self._closes_on_time else self.shape.lateness_us
         kernel = operator(self.name, aggregation, emission, window, lateness_us)
         columns = kernel.result_schema(pl.DataFrame(schema=self.shape.columns))
@@ -253,14 +253,6 @@ class _EventWindowBuilder:
             f'{window} with emit("{emission.mode}"): the time of an open window moves with its events, so a row '
             'that is taken back would be late. Emit "final" or "discard" there.'
         )
-
-    def _check_emission(self, window: str, *modes: str) -> None:
-        """Make sure that windows which emit by batch are not asked to emit otherwise."""
-        emission = self.emission
-        if emission.mode not in modes:
-            allowed = ", ".join(f'"{mode}"' for mode in modes)
-            raise ConfigError(f'{window} cannot emit "{emission.mode}". Choose one of {allowed}.')
-        self._check_triggers(window)
 
     def _check_triggers(self, window: str) -> None:
         for name, trigger in (("early", self.emission.early), ("late", self.emission.late)):

@@ -183,7 +183,7 @@ class SlidingWindowOperator(AggregateOperator):
             found = self._split_late(rows.with_columns(pl.Series(WATERMARK_SEEN, seen_us)), seen_us)
             if self.side_output and found.late.height:
                 late_rows.append(self._side_output(found.late))
-            in_time = found.in_time.select(*self.event_columns)
+            in_time = self.kept(found.in_time)
             result.counts.update(held=in_time.height, late=found.late.height)
             kept.append(in_time)
         if late_rows:
@@ -192,6 +192,10 @@ class SlidingWindowOperator(AggregateOperator):
         if events is None or not events.height:
             return None
         return events.with_columns(pl.Series(HASH, hash_columns(events, self.by, context.seed)))
+
+    def kept(self, in_time: pl.DataFrame) -> pl.DataFrame:
+        """Return what is kept of events."""
+        return in_time.select(*self.event_columns)
 
     @property
     def event_columns(self) -> list[str | pl.Expr]:
