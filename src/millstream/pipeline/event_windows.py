@@ -24,6 +24,7 @@ from millstream.kernels.windows.sliding_panes import SlidingPaneOperator
 from millstream.kernels.windows.sliding_triggers import SlidingTriggerOperator
 from millstream.kernels.windows.sliding_windows import Sliding, SlidingWindowOperator
 from millstream.pipeline.checks import type_of
+from millstream.pipeline.refused_emits import check_emitted
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.shape import EqualRows, StreamShape, windowed_shape
 from millstream.pipeline.window_columns import WINDOW_COLUMNS, typed_aggregation
@@ -41,6 +42,7 @@ def aggregate_event_windows(
 ) -> tuple[Operator, StreamShape]:
     """Build the operator of windows that depend on the events; the aggregates' names are checked."""
     signed = shape.mode == "retract"
+    check_emitted(window, emission, taken_back=signed)
     builder = _EventWindowBuilder(
         shape,
         emission,
@@ -110,8 +112,6 @@ class _EventWindowBuilder:
         return ("window_start", "window_end") if in_parts else window.window_key
 
     def session(self, window: SessionWindow) -> BuiltOperator:
-        if self.signed:
-            self._check_signed_session(window)
         aggregation = self._typed(OVERLAPS)
         if window.gap is not None:
             self._check_gap(window.gap)
@@ -128,32 +128,9 @@ class _EventWindowBuilder:
         operator = SignedSessionOperator if self.signed else SessionOperator
         return operator(self.name, window, panes, rows), columns, aggregation.by
 
-    def _check_signed_session(self, window: SessionWindow) -> None:
-        """Make sure that what is asked of sessions is defined where events may be taken back."""
-        after = f'{window} comes after emit("retract"), whose rows take others back'
-        if window.strict:
-            raise ConfigError(
-                f"{after}, with strict=True: what it calls late would depend on events that are gone. Leave "
-                'strict out, and look at overlaps_closed; or emit "final" above.'
-            )
-        if self.emission.panes or not self.emission.suppress_unchanged:
-            what = "panes=True" if self.emission.panes else "suppress_unchanged=False"
-            raise ConfigError(
-                f"{after}. It emits how its sessions change, without panes: leave {what} out of emit, or "
-                'emit "final" above.'
-            )
-        self._check_triggers("session over rows that are taken back")
-
     def sliding(self, window: Sliding) -> BuiltOperator:
-        if self.emission.mode == "discard":
-            raise ConfigError(
-                f'{window} cannot emit "discard": its rows look back on the same events, so their parts add up to '
-                'nothing. Choose "final", "update" or "retract".'
-            )
         triggers = self.emission.early, self.emission.late
         triggered = any(trigger not in (None, EachBatch()) for trigger in triggers)
-        if triggered and self.signed:
-            self._check_triggers("sliding over rows that are taken back")
         own = () if window.rank is None else (window.rank,)
         if set(own) & {*WINDOW_COLUMNS, *(PANE_COLUMNS if self.emission.panes else ())}:
             raise ConfigError(
@@ -189,11 +166,6 @@ class _EventWindowBuilder:
         if self.signed:
             return self._signed_count_window(window)
         in_panes = self._counts_in_panes(window)
-        if self.emission.late_policy != "drop":
-            raise ConfigError(
-                f'count_window comes after late="{self.emission.late_policy}", but no event is late '
-                "for it. Leave it out."
-            )
         aggregation = self._typed(NUMBER)
         operator = CountPaneOperator if in_panes else CountWindowOperator
         kernel = operator(self.name, aggregation, self.emission, window)
@@ -203,17 +175,6 @@ class _EventWindowBuilder:
         return kernel, results, (*aggregation.by, NUMBER)
 
     def _signed_count_window(self, window: CountWindow) -> BuiltOperator:
-        after = f'{window} comes after emit("retract"), whose rows take others back'
-        if self.emission.mode != "final":
-            raise ConfigError(
-                f"{after}. One row more or less moves a row of each later window of the key, so a window is "
-                'emitted when nothing can be taken back any more: as "final". Leave emit out; or emit "final" above.'
-            )
-        if self.emission.late_policy != "drop":
-            raise ConfigError(
-                f'{after}, and after late="{self.emission.late_policy}". A row that comes too late is left out '
-                "there, and counted: leave late out."
-            )
         aggregation = self._typed(NUMBER, untyped=replace(self.untyped, weighted=False))
         kernel = SignedCountWindowOperator(
             self.name, aggregation, self.emission, window, self.shape.lateness_us
@@ -228,11 +189,6 @@ class _EventWindowBuilder:
     def _counts_in_panes(self, window: CountWindow) -> bool:
         """Return whether count windows emit otherwise than when full, or with every batch that changes them."""
         emission = self.emission
-        if emission.late not in (None, EachBatch()):
-            raise ConfigError(
-                "count_window has no late rows: it has no end in time, so no event is late for it. Leave emit's "
-                "late out."
-            )
         plain = emission.early in (None, EachBatch()) and not emission.panes
         if emission.mode == "final" or (emission.mode == "update" and plain):
             return False
@@ -253,14 +209,6 @@ class _EventWindowBuilder:
             f'{window} with emit("{emission.mode}"): the time of an open window moves with its events, so a row '
             'that is taken back would be late. Emit "final" or "discard" there.'
         )
-
-    def _check_triggers(self, window: str) -> None:
-        for name, trigger in (("early", self.emission.early), ("late", self.emission.late)):
-            if trigger not in (None, EachBatch()):
-                raise ConfigError(
-                    f"{window} emits with every batch what that changed, or nothing: emit's {name} is "
-                    f'"batch" or None. For rows at other times, window what it emits by time.'
-                )
 
     def _typed(self, *taken: str, untyped: Aggregation | None = None) -> Aggregation:
         for name in (*self.untyped.by, *self.untyped.names):

@@ -216,7 +216,10 @@ def sliding(size: Duration, *, rank: str | None = None) -> Sliding:
     batch that brought the event, and again for each late event that it counts. An event is too late
     when its partition has passed its time by more than the lateness. Over rows that take others back,
     a retraction takes one row of its time away, and its values out of those that look back on it.
-    ``early`` and ``late`` of emit are ``"batch"`` or None.
+    Rows also come by ``"each"`` event, by count, by running time or once, as emit's ``early`` and ``late`` say. An
+    event fires the rows that count it, and a row counts from its own event on: what had come before that is part of
+    its first pane. An event that is late by its own partition waits for the on-time row there. Over rows that take
+    others back, ``early`` and ``late`` are ``"batch"`` or None. There are no parts: ``"discard"`` is refused.
 
     Args:
         size: How far each row looks back.
@@ -322,7 +325,11 @@ def once(trigger: Duration | AfterCount) -> Once:
     and what came for them is left out, too. A count window has its on-time pane with the event that fills it, or
     when it is timed out, and until then nothing else is counted for the next window.
 
-    For windows of every kind but sliding ones. In Apache Beam this is
+    The row of a sliding window begins with its own event, so ``ms.once("each")`` gives what was known when the event
+    came; of several events of a key at one time the first has the row, and the others are left out of it. They
+    still count in later rows, so they are not ``filtered``.
+
+    For windows of every kind. In Apache Beam this is
     ``AfterFirst`` of the trigger and ``AfterWatermark``, without ``Repeatedly``; merged sessions follow its ``onMerge``.
     """
     given = None if isinstance(trigger, Once) else parse_trigger(trigger, "once's trigger")

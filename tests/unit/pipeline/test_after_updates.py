@@ -83,9 +83,6 @@ def offered(kind, emit):
         return {"mode": "update"}
     if kind in COUNTED:
         emit.pop("late", None)
-    if kind == "sliding" and emit.get("early") is not None:
-        del emit["early"]
-        emit.pop("late", None)
     return emit
 
 

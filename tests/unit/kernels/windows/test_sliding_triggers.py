@@ -217,18 +217,18 @@ def told(table):
 
 
 draws = st.lists(
-    st.tuples(st.integers(-20, 50), st.sampled_from("abc"), st.integers(-1, 3))
-    | st.sampled_from([3.0, 10.0]),
+    st.tuples(st.integers(-4, 24), st.sampled_from("aab"), st.integers(-1, 3))
+    | st.sampled_from([3.0, 5.0, 10.0]),
     max_size=40,
 )
-TIMES = [None, 1, 2, 3, 5.0, 12.0]
+TIMES = [None, 1, 2, 3, 5.0, 8.0]
 
 
 @settings(deadline=None, max_examples=some(60))
 @given(
     drawn=draws,
     mode=st.sampled_from(["update", "retract", "correct"]),
-    early=st.sampled_from([*TIMES, (1,), (2,), (3,), (5.0,), (12.0,)]),
+    early=st.sampled_from([*TIMES, (1,), (2,), (3,), (5.0,), (8.0,)]),
     late=st.sampled_from(TIMES),
     delay=st.sampled_from([0, 7]),
     lateness=st.sampled_from([0, 4, 30]),
@@ -350,5 +350,5 @@ def test_what_sliding_windows_cannot_emit_is_refused():
     stream = app.topic("events", Event, key="key").stream(time="at")
     above = stream.window(ms.tumbling("1 second"), by="key").emit("retract").agg(n=ms.sum("n"))
     for emit in ({"early": "each"}, {"late": "2 seconds"}):
-        with refused("sliding over rows that are taken back emits with every batch"):
+        with refused(r"sliding\(9 seconds\) over rows that are taken back emits with every batch"):
             above.window(ms.sliding("9 seconds"), by="key").emit("update", **emit).agg(n=ms.count())

@@ -408,8 +408,6 @@ def test_what_cannot_fire_once_is_refused():
         declared(ms.tumbling("10 seconds"), ms.once("each"), policy="correct", lateness=5)
     with refused("a final row comes once"):
         declared(ms.tumbling("10 seconds"), ms.once("each"), mode="final")
-    with refused("early=None"):
-        declared(ms.sliding("10 seconds"), ms.once("each"))
     app = ms.App("changes", log="unused")
     stream = app.topic("events", Event, key="key").stream(time="at")
     above = stream.window(ms.tumbling("1 second"), by="key").emit("retract").agg(n=ms.sum("n"))
