@@ -71,6 +71,22 @@ class Sliding:
     def __str__(self) -> str:
         return f"sliding({format_us(self.size_us)})"
 
+    @property
+    def rank(self) -> str | None:
+        """The column that numbers the rows of events of a key at one time; None: such rows are equal."""
+        return None
+
+
+@dataclass(frozen=True)
+class RankedSliding(Sliding):
+    """Sliding windows that number the rows of events of a key at one time, from 1."""
+
+    rank_column: str
+
+    @property
+    def rank(self) -> str:
+        return self.rank_column
+
 
 @dataclass(frozen=True)
 class SlidingWindowOperator(AggregateOperator):
@@ -167,7 +183,7 @@ class SlidingWindowOperator(AggregateOperator):
             found = self._split_late(rows.with_columns(pl.Series(WATERMARK_SEEN, seen_us)), seen_us)
             if self.side_output and found.late.height:
                 late_rows.append(self._side_output(found.late))
-            in_time = found.in_time.select(*self.event_columns)
+            in_time = self.kept(found.in_time)
             result.counts.update(held=in_time.height, late=found.late.height)
             kept.append(in_time)
         if late_rows:
@@ -176,6 +192,10 @@ class SlidingWindowOperator(AggregateOperator):
         if events is None or not events.height:
             return None
         return events.with_columns(pl.Series(HASH, hash_columns(events, self.by, context.seed)))
+
+    def kept(self, in_time: pl.DataFrame) -> pl.DataFrame:
+        """Return what is kept of events."""
+        return in_time.select(*self.event_columns)
 
     @property
     def event_columns(self) -> list[str | pl.Expr]:
@@ -364,7 +384,15 @@ class SlidingWindowOperator(AggregateOperator):
         return made.select(*made.columns[1:], _AT)
 
     def rows(self, values: pl.DataFrame) -> pl.DataFrame:
-        return values.select(*self._span(), *self.by, *self.aggregation.results, TIME)
+        return values.select(
+            *self._span(), *self.by, *self.aggregation.results, *self._rank(), TIME
+        )
+
+    def _rank(self) -> list[pl.Expr]:
+        if self.window.rank is None:
+            return []
+        place = pl.int_range(1, pl.len() + 1, dtype=pl.Int64).over(HASH, *self.by, TIME)
+        return [place.alias(self.window.rank)]
 
     def _span(self) -> list[pl.Expr]:
         start = pl.from_epoch(pl.col(TIME) - self.window.size_us, "us")
