@@ -149,8 +149,8 @@ class PatternCollection(Collection):
 
         Raises:
             ConfigError: the pattern has no end; a condition or measure does not fit.
-            UserCodeError: when it runs: ``after_match`` skips to a variable that the match has no row of, or to its first row; or finding a match
-                takes more than 5 million steps.
+            UserCodeError: when it runs, with ``on_error="stop"``: ``after_match`` skips to a variable that the match has no row of, or to its first
+                row; or finding a match takes very many steps. Otherwise the rows become a dead letter.
         """
         columns = self.shape.key_columns(partition_by, "match_recognize's partition_by")
         node, shape = when_final(self.node, self.shape, columns, "match_recognize")
