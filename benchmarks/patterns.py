@@ -9,8 +9,7 @@ cep0: a price of a bidder in an auction that falls, and rises again. cep1 and ce
 Bids are those of ``nexmark.py``, but one each millisecond: so their order is that of time alone, and matches are the same in every
 engine. Each engine is one process, reads the same JSON (ours from the log, Flink from files) and takes each query twice: the first
 pass keeps the matches, which are compared, and the second is measured. At the end comes one bid an hour later in each part, which
-lets the time of all others pass. CPU seconds are of the whole process tree; "beyond" is less what reading takes, which is the
-cheapest of the engine's queries.
+lets the time of all others pass. CPU seconds are of the whole process tree.
 """
 
 from __future__ import annotations

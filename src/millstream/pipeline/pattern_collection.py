@@ -210,7 +210,7 @@ class PatternCollection(Collection):
             for each key of which there is something to know, and the rows that wait.
 
         Raises:
-            ConfigError: rows may be taken back; a schema, state or the function is not one.
+            ConfigError: rows may be taken back, and the function has no ``on_retraction``; a schema, state or the function is not one.
             UserCodeError: when it runs: all of more than 100 calls of a batch fail.
         """
         node, shape = build_process(
