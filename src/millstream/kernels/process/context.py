@@ -83,12 +83,17 @@ def _remove(times: list[int], at: int, undo: Undo) -> None:
 
 @dataclass
 class Emissions:
-    """The rows that calls have emitted to one output, with their event time, and what orders those of one time."""
+    """The rows that calls have emitted to one output, with their event time, and what orders those of one time.
+
+    ``signed``: rows may be taken back, and each has a sign.
+    """
 
     columns: tuple[tuple[str, pl.DataType], ...]
+    signed: bool = False
     times_us: list[int] = field(default_factory=list)
     ties: list[int] = field(default_factory=list)
     rows: list[tuple[Any, ...]] = field(default_factory=list)
+    signs: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._conversions: list[tuple[str, Conversion]] = [
@@ -96,7 +101,7 @@ class Emissions:
             for name, dtype in self.columns
         ]
 
-    def add(self, row: object, now_us: int, tie: int) -> None:
+    def add(self, row: object, now_us: int, tie: int, sign: int = 1) -> None:
         """Add a row, which must have exactly the columns that were declared."""
         given = row if isinstance(row, Mapping) else _fields(row)
         if len(given) != len(self._conversions):
@@ -108,10 +113,12 @@ class Emissions:
         self.times_us.append(now_us)
         self.ties.append(tie)
         self.rows.append(values)
+        if self.signed:
+            self.signs.append(sign)
 
     def truncate(self, count: int) -> None:
         """Keep only so many rows."""
-        for of in (self.times_us, self.ties, self.rows):
+        for of in (self.times_us, self.ties, self.rows, self.signs):
             del of[count:]
 
     def frame(self) -> pl.DataFrame:
@@ -219,10 +226,25 @@ class ProcessContext:
         ``to`` is the name of a side output; by default the row is one of the main output.
         """
         call = self._call
-        output = call.outputs.get(to)
+        self._output(to).add(row, call.now_us, call.tie)
+
+    def retract(self, row: object, *, at: datetime | None = None, to: str | None = None) -> None:
+        """Take back a row that was emitted, by giving it again. Only of a function with an ``on_retraction``.
+
+        ``at`` is the event time with which it was emitted, by default that of this call: it matters where a later step goes by event time.
+        """
+        call, output = self._call, self._output(to)
+        if not output.signed:
+            raise UnusableRowError(
+                "a row is taken back by retract, and the function has no on_retraction: what it emits holds for good"
+            )
+        output.add(row, call.now_us if at is None else _to_us(at), call.tie, -1)
+
+    def _output(self, to: str | None) -> Emissions:
+        output = self._call.outputs.get(to)
         if output is None:
-            raise unknown_output(call.outputs, to)
-        output.add(row, call.now_us, call.tie)
+            raise unknown_output(self._call.outputs, to)
+        return output
 
     def set_timer(self, at: datetime) -> None:
         """Call ``on_timer`` at an event time: after all rows of the key before it, and before those at it.

@@ -100,6 +100,11 @@ class KeyedProcess(OperatorBase):
         return True
 
     @property
+    def signed(self) -> bool:
+        """Whether rows that were emitted may be taken back."""
+        return False
+
+    @property
     def heartbeat_ms(self) -> int | None:
         return _HEARTBEAT_MS if self.processing_timers else None
 
@@ -136,7 +141,7 @@ class KeyedProcess(OperatorBase):
         """Make the calls of the batch."""
         result = OperatorResult(counts=Counter())
         tables = [self._in_time(rows, context, result) for rows in inputs.get(0, ())]
-        _ProcessBatch(self, state, context, result).take(concat_present(tables))
+        ProcessBatch(self, state, context, result).take(concat_present(tables))
         return result
 
     def _in_time(
@@ -149,7 +154,7 @@ class KeyedProcess(OperatorBase):
 
 
 @dataclass
-class _ProcessBatch:
+class ProcessBatch:
     """One batch of one bucket."""
 
     operator: KeyedProcess
@@ -276,13 +281,13 @@ class _ProcessBatch:
         return kept.frame(keys.every[[*self.operator.by, HASH]])
 
     def _calls(self, function: ProcessFunction, due: pl.DataFrame | None) -> KeyCalls:
-        operator, states = self.operator, KeyStates(self.operator.states)
+        operator, states = self.operator, KeyStates(self.operator.state_columns.states)
         names = [name for name, _ in operator.columns]
         call = PresentCall(
             states.state,
             KeyTimers(unit=1),
             KeyTimers(unit=1000),
-            {name: Emissions(columns) for name, columns in operator.outputs},
+            {name: Emissions(columns, operator.signed) for name, columns in operator.outputs},
             states.cells.undo,
             self.context.wall_ms,
         )
