@@ -69,6 +69,11 @@ class QueryableOperator(Protocol):
         """The columns by which rows are found; None: this one cannot be asked."""
         ...
 
+    @property
+    def queried_as_emitted(self) -> bool:
+        """Whether its current rows have the columns of those that it emits; else it has other things to show."""
+        ...
+
     def current_rows(
         self, state: OperatorState, keys: QueryKeys | None, watermark_us: int
     ) -> pl.DataFrame:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeGuard
 
 import polars as pl
 
@@ -87,7 +87,7 @@ class QueryTargets:
                     if view is None:
                         continue
                     several |= {view} & found.keys()
-                    if isinstance(kernel, QueryableOperator) and kernel.query_key is not None:
+                    if _is_queryable(kernel) and kernel.queried_as_emitted:
                         found[view] = QueryTarget(
                             view, stage, operator, kernel, steps, edge.columns
                         )
@@ -98,7 +98,7 @@ class QueryTargets:
         for stage, operators in enumerate(self.plan.stages):
             for operator in operators.operators:
                 kernel = operator.kernel
-                if isinstance(kernel, QueryableOperator) and kernel.query_key is not None:
+                if _is_queryable(kernel):
                     targets[kernel.name] = QueryTarget(kernel.name, stage, operator, kernel)
         return targets
 
@@ -122,6 +122,10 @@ class QueryTargets:
         raise ConfigError(
             f"{what} What can be asked: {listed}. Choose one of these.{did_you_mean(name, known)}"
         )
+
+
+def _is_queryable(kernel: object) -> TypeGuard[QueryableOperator]:
+    return isinstance(kernel, QueryableOperator) and kernel.query_key is not None
 
 
 def _paths(edges: Sequence[PlanEdge]) -> Iterator[tuple[tuple[Step, ...], ConsumerEdge]]:
@@ -188,7 +192,8 @@ class StateQuery:
         message = self._message(target, bucket)
         state = OperatorState.from_message(message, self.open_runs(bucket, target.operator.key))
         watermark_us = _NO_STATE if message is None else message["watermark"]
-        return target.kernel.current_rows(state, keys, watermark_us)
+        rows = target.kernel.current_rows(state, keys, watermark_us)
+        return rows[visible(rows.columns)]
 
     def _message(self, target: QueryTarget, bucket: Bucket) -> dict[str, Any] | None:
         manifest = self.manifests.get(bucket)

@@ -16,9 +16,10 @@ from millstream.kernels.plan import JobPlan
 from millstream.kernels.state.keyhash import Buckets
 from millstream.pipeline.declaration import AppDeclaration
 from millstream.views.questions.answer import Answer
+from millstream.views.questions.deadline import Deadline
 from millstream.views.questions.key_rows import GivenKeys
 from millstream.views.questions.server import QuestionServer, serve_questions
-from millstream.views.questions.service import AnswerService, Deadline
+from millstream.views.questions.service import AnswerService
 from millstream.views.store_location import StoreLocation
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -124,6 +124,10 @@ class KeyedProcess(OperatorBase):
     def query_key(self) -> KeyColumns | None:
         return self.state_columns.key
 
+    @property
+    def queried_as_emitted(self) -> bool:
+        return False  # but as its states
+
     def current_rows(
         self,
         state: OperatorState,

@@ -78,6 +78,10 @@ class SessionOperator(SessionConfig):
     def query_key(self) -> KeyColumns | None:
         return self.aggregation.keys
 
+    @property
+    def queried_as_emitted(self) -> bool:
+        return True
+
     def current_rows(
         self, state: OperatorState, keys: QueryKeys | None, watermark_us: int
     ) -> pl.DataFrame:

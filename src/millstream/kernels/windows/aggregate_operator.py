@@ -28,6 +28,10 @@ class AggregateOperator:
         return self.aggregation.keys
 
     @property
+    def queried_as_emitted(self) -> bool:
+        return True
+
+    @property
     def layout(self) -> StateLayout:
         return StateLayout()
 

@@ -36,7 +36,8 @@ from millstream.listen_address import (
     parse_listen_address,
 )
 from millstream.views.questions.answer import Answer
-from millstream.views.questions.service import AnswerService, Deadline
+from millstream.views.questions.deadline import Deadline
+from millstream.views.questions.service import GRACE_S, AnswerService
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -149,7 +150,9 @@ class _QuestionRoutes:
 
 async def _awaited(future: Future[str], deadline: Deadline) -> str:
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(future), max(0.0, deadline.left_s))
+        return await asyncio.wait_for(
+            asyncio.wrap_future(future), max(0.0, deadline.left_s) + GRACE_S
+        )
     except TimeoutError:
         deadline.check("it is still being worked on")
         raise

@@ -29,7 +29,6 @@ from millstream.choices import did_you_mean
 from millstream.errors import (
     ConfigError,
     CorruptionError,
-    DeadlineError,
     MillstreamError,
     RetriableError,
     UserCodeError,
@@ -41,6 +40,7 @@ from millstream.object_store.place import DESCRIPTION, StatePlace
 from millstream.threads import Threads
 from millstream.views.position import is_reached
 from millstream.views.questions.answer import Answer
+from millstream.views.questions.deadline import Deadline
 from millstream.views.questions.key_rows import GivenKeys, key_rows
 from millstream.views.questions.run_reader import RunReader
 from millstream.views.questions.state_reader import StateReader
@@ -60,35 +60,9 @@ T = TypeVar("T")
 
 _THREADS = 8  # questions that are worked on at a time
 _WAITING_MAX = 256  # behind those
+GRACE_S = 0.1  # in which the thread itself says what it was waiting for
 _POLL_S = 0.02  # while a position is waited for
 _HOUSEKEEPING_S = 5.0
-
-
-@dataclass(frozen=True)
-class Deadline:
-    """Until when a question is to be answered, on the clock of time.monotonic()."""
-
-    seconds: float
-    ends: float
-
-    @classmethod
-    def of(cls, seconds: float) -> Deadline:
-        return cls(seconds, time.monotonic() + seconds)
-
-    @property
-    def left_s(self) -> float:
-        return self.ends - time.monotonic()
-
-    def check(self, doing: str) -> None:
-        """Make sure that it has not passed.
-
-        Raises:
-            DeadlineError: it has.
-        """
-        if self.left_s <= 0:
-            raise DeadlineError(
-                f"The question was not answered within {self.seconds:g} s: {doing}. Ask again, or give it longer (deadline=)."
-            )
 
 
 @dataclass(frozen=True)
@@ -150,7 +124,7 @@ class AnswerService:
             name, keys, key, deadline=deadline, at_least=at_least, then=lambda answer: answer
         )
         try:
-            return future.result(max(0.0, deadline.left_s))
+            return future.result(max(0.0, deadline.left_s) + GRACE_S)
         except StillRunningError:
             future.cancel()  # if it has not begun
             deadline.check("it is still being worked on")
@@ -234,12 +208,14 @@ class AnswerService:
                 )
             if not target.key:
                 return None
-            return [*divide_keys(targets.plan, target, key_rows(target, given or {}))]
+            return [
+                *divide_keys(targets.plan, target, key_rows(target, {} if given is None else given))
+            ]
 
         while True:
             targets, state = self._committed(wanted, deadline, at_least)
             target = self._find(name, targets)
-            keys = key_rows(target, given or {}) if target.key else None
+            keys = key_rows(target, {} if given is None else given) if target.key else None
             try:
                 rows = self._query(targets, state).rows(target, keys)
             except CorruptionError:
@@ -269,7 +245,7 @@ class AnswerService:
         while True:
             targets, state = self._committed(lambda _: None, deadline, at_least)
             query = self._query(targets, state)
-            reader = StateReader(state.position, state.batch_id, query, deadline.ends)
+            reader = StateReader(state.position, state.batch_id, query, deadline)
             try:
                 if again:
                     for _, _, run in query.runs():

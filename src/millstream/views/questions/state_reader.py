@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
-from millstream.errors import ConfigError, DeadlineError
+from millstream.errors import ConfigError
 from millstream.kernels.state_query import StateQuery
+from millstream.views.questions.deadline import Deadline
 from millstream.views.questions.key_rows import GivenKeys, key_rows
 
 
@@ -26,7 +26,7 @@ class StateReader:
     position: Mapping[str, Any]
     batch_id: int
     _query: StateQuery
-    _ends: float = float("inf")
+    _deadline: Deadline | None = None
 
     def rows(self, name: str, keys: GivenKeys | None = None, /, **key: Any) -> pl.DataFrame:
         """Return the rows of some keys of a step, or of a view by the step that makes its rows.
@@ -47,10 +47,8 @@ class StateReader:
 
             followers = state.rows("followers", user=["ann", "bob"])
         """
-        if time.monotonic() > self._ends:
-            raise DeadlineError(
-                f"The deadline of the question passed before it came to read {name!r}. Ask again, or give it longer."
-            )
+        if self._deadline is not None:
+            self._deadline.check(f"its function came to read {name!r}")
         if keys is not None and key:
             raise ConfigError(
                 f"rows({name!r}) has keys twice: in one argument, and as {', '.join(key)}. Give them once."
