@@ -139,6 +139,20 @@ class QueryableApp(AppDeclaration):
         with serve_questions(self._answers(), listen, token=token, insecure=insecure) as serving:
             yield serving
 
+    def close_questions(self) -> None:
+        """Release the threads, connections and files that :meth:`ask` keeps for the next question."""
+        service, self._service = self._service, None
+        if service is not None:
+            service.close()
+
+    def what_can_be_asked(self) -> list[dict[str, Any]]:
+        """Return the steps and views that can be asked, each with its key, and the questions with their arguments.
+
+        Raises:
+            ConfigError: the app has not run, or is not declared as it ran.
+        """
+        return self._answers().listing()
+
     def _answers(self) -> AnswerService:
         """Return what answers, as long as the app is over the same log."""
         known = self._service

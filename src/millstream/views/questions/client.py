@@ -19,6 +19,7 @@ from millstream.errors import (
 )
 from millstream.views.questions.answer import Answer, json_of
 
+_LISTING_S = 10.0
 _SPARE_S = 2.0  # for the way there and back
 _BY_KIND = {
     error.__name__: error for error in (ConfigError, DeadlineError, RetriableError, UserCodeError)
@@ -82,6 +83,13 @@ def ask(
     return Answer(
         found["name"], found["answer"], found["position"], found["batch_id"], found["running"]
     )
+
+
+def list_questions(url: str, token: str | None = None) -> list[dict[str, Any]]:
+    """Return what can be asked at a URL: see :meth:`millstream.App.what_can_be_asked`."""
+    found = request_json(f"{url.rstrip('/')}/ask", None, token, _LISTING_S)
+    listing: list[dict[str, Any]] = found["can_be_asked"]
+    return listing
 
 
 def request_json(address: str, body: bytes | None, token: str | None, timeout_s: float) -> Any:

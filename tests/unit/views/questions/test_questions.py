@@ -56,7 +56,10 @@ def run_asked(folder, seed, partitions, rows_per_batch, count=150):
     return app, records
 
 
-@pytest.mark.parametrize("partitions", [1, 4, 7])
+@pytest.mark.parametrize(
+    "partitions",
+    [pytest.param(1, marks=pytest.mark.long), 4, pytest.param(7, marks=pytest.mark.long)],
+)
 def test_answers_are_those_of_the_stated_position(tmp_path, partitions):
     run_asked(tmp_path, partitions, partitions, 23)
 
@@ -102,7 +105,7 @@ def asked(tmp_path_factory):
 )
 def test_a_question_that_does_not_fit_is_refused_with_what_is_allowed(asked, name, keys, key, says):
     app, _ = asked
-    with pytest.raises(ConfigError, match=".*") as refused:
+    with pytest.raises(ConfigError) as refused:
         app.ask(name, keys, **key)
     assert says in str(refused.value)
 
