@@ -16,7 +16,7 @@ from millstream.errors import ConfigError, UserCodeError
 from millstream.kernels.column_types import view_kind
 from millstream.views.schema import ViewSchema
 from millstream.views.server.json_rows import objects
-from millstream.views.state_store.sqlite_values import normalize
+from millstream.views.state_store.sqlite_values import in_kinds
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,7 @@ def json_of(value: Any, question: str) -> str:
     if isinstance(value, pl.DataFrame):
         columns = tuple((name, view_kind(dtype)) for name, dtype in value.schema.items())
         schema = ViewSchema(question, columns, ())
-        rows = normalize(value, schema, schema.names)
-        return f"[{', '.join(objects(rows, schema))}]"
+        return f"[{', '.join(objects(in_kinds(value, schema), schema))}]"
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
     except (TypeError, ValueError) as error:
