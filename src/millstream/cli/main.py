@@ -48,6 +48,7 @@ COMMANDS = {
     "reset": "Remove all that APP has made, so that its next run starts over from the log.",
     "ledger": "Show where every event of APP went: the ledger, per batch or in total.",
     "why": "Say why a window is open, an event late, a job behind, a row missing, or a value what it is.",
+    "ask": "Ask the app in FILE, or whose questions are served at URL, about its state.",
     "top": "Show what the apps of a log do, at a glance: how far behind, how fast, and where their time goes.",
     "alert": "Look at the figures of a log by the rules in FILE, and tell what is wrong.",
     "view": "Look at maintained views: list them, show rows, follow changes.",

@@ -33,7 +33,7 @@ from millstream.kernels.definition import canonical_text
 from millstream.kernels.plan import ForeachSinkSpec, JobPlan, TopicSinkSpec, ViewSinkSpec
 from millstream.object_store.address import state_url
 from millstream.object_store.place import StatePlace
-from millstream.ops.plan import ChangePlan, buckets_of_state, plan_change
+from millstream.ops.plan import ChangePlan, plan_change
 from millstream.ops.previous_version import (
     BEGUN_FROM,
     KeptCoverage,
@@ -74,7 +74,7 @@ from millstream.views.runs.version_folders import (
 )
 from millstream.views.schema import JOB
 from millstream.views.sink import RunStart
-from millstream.views.state_store.program import StoredProgram
+from millstream.views.state_store.program import StoredProgram, buckets_of_state
 from millstream.views.state_store.program_change import (
     ProgramOutputs,
     ProgramState,

@@ -34,7 +34,6 @@ from millstream.kernels.plan import JobPlan
 from millstream.log.files import DISK
 from millstream.object_store.folder import FolderStore
 from millstream.object_store.place import StatePlace
-from millstream.ops.plan import buckets_of_state
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW, view_schemas
 from millstream.views.coverage import (
     STATE_STORE_VIEW,
@@ -51,7 +50,7 @@ from millstream.views.runs.version_folders import (
     write_kept_until,
 )
 from millstream.views.schema import JOB, Fence, ViewChange, ViewSchema
-from millstream.views.state_store.program import StoredProgram
+from millstream.views.state_store.program import StoredProgram, buckets_of_state
 from millstream.views.state_store.program_paths import ProgramPaths
 from millstream.views.state_store.program_tables import RunProgram
 from millstream.views.state_store.store import StateStore

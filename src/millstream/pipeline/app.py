@@ -37,11 +37,11 @@ from millstream.pipeline.debezium import (
     envelope_options,
     group_of,
 )
-from millstream.pipeline.declaration import AppDeclaration
 from millstream.pipeline.engine_choice import EngineName, choose_engine
 from millstream.pipeline.expressions import Column, as_expression
 from millstream.pipeline.graph import DataFrameNode, GraphNode, OperatorNode, Output
 from millstream.pipeline.progress_table import shown_on
+from millstream.pipeline.questions import QueryableApp
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.spark_extra import spark_extra
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class App(AppDeclaration):
+class App(QueryableApp):
     """A pipeline: declare topics, streams and views on it, then :meth:`run` it.
 
     Args:

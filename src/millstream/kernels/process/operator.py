@@ -52,8 +52,10 @@ from millstream.kernels.process.stored_keys import (
     StoredKey,
     StoredKeys,
     StoredRows,
+    keyed_rows,
     keys_of_batch,
 )
+from millstream.kernels.queryable import KeyColumns, QueryKeys, held_by_key
 from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.keyhash import Hashes, hash_columns
 from millstream.kernels.state.ledger import StateLedger
@@ -120,6 +122,27 @@ class KeyedProcess(OperatorBase):
         """The columns of stored keys."""
         types = dict(self.columns)
         return StateColumns(tuple((name, types[name]) for name in self.by), self.states)
+
+    # ── what is held between batches ────────────────────────────────────────────────────────
+
+    @property
+    def query_key(self) -> KeyColumns | None:
+        return self.state_columns.key
+
+    @property
+    def queried_as_emitted(self) -> bool:
+        return False  # but as its states
+
+    def current_rows(
+        self,
+        state: OperatorState,
+        keys: QueryKeys | None,
+        watermark_us: int,  # noqa: ARG002 - what has expired is not held
+    ) -> pl.DataFrame:
+        """Return the states of the keys, each in the column of its name."""
+        held = held_by_key(keyed_rows(state, self.version), keys, self.by)
+        rows = pl.DataFrame(schema=self.state_columns.schema) if held is None else held
+        return self.state_columns.shown(rows)
 
     # ── before the shuffle ──────────────────────────────────────────────────────────────────
 

@@ -127,6 +127,26 @@ class CountPaneOperator(CountWindowOperator):
         counts.update(batch.left_out)
         return OperatorResult(out, None, counts)
 
+    def open_windows(self, windows: pl.DataFrame) -> pl.DataFrame:
+        """Merge what panes have given of each window with what none has; of parts, only the latter is known."""
+        key = [HASH, *self.by, WINDOW]
+        if self.emission.once:
+            fired = windows.filter(_FIRED).select(key)
+            windows = windows.join(fired, on=key, how="anti", nulls_equal=True)
+        elif not self.values.accumulates:
+            windows = windows.filter(~pl.col(_FIRED))
+        merged = (
+            windows.sort(pl.col(_FIRED).not_(), _STEP)
+            .group_by(key, maintain_order=True)
+            .agg(
+                *self.aggregation.merge_expressions,
+                pl.col(FIRST_TIME).first(),
+                pl.col(LAST_TIME, KNOWN_TIME).max(),
+            )
+        )
+        merged = merged.cast(dict(self.aggregation.schema), strict=False)
+        return merged.with_columns(pl.col(WINDOW).alias(NUMBER)).sort(NUMBER, HASH)
+
 
 class _CountPaneBatch:
     """The count windows that a batch touches.

@@ -40,6 +40,7 @@ from millstream.kernels.frames import (
     WATERMARK_SEEN,
 )
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
+from millstream.kernels.queryable import QueryKeys, held_by_key
 from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.keyed_rows import KeyedRows
 from millstream.kernels.state.keyhash import hash_columns
@@ -180,6 +181,22 @@ class CountWindowOperator(AggregateOperator):
     def timeout_column(self) -> str:
         """The column of state that says when a window is timed out."""
         return _DUE
+
+    def current_rows(
+        self,
+        state: OperatorState,
+        keys: QueryKeys | None,
+        watermark_us: int,  # noqa: ARG002 - a window has no end in time
+    ) -> pl.DataFrame:
+        """Return the windows that are not full."""
+        held = held_by_key(KeyedRows(state, "windows", ROWS), keys, self.by)
+        if held is None:
+            held = pl.DataFrame(schema={**dict(self.aggregation.keys), **self.state_schema})
+        return self.result_rows(self.open_windows(held.filter(~pl.col(HEAD))))
+
+    def open_windows(self, windows: pl.DataFrame) -> pl.DataFrame:
+        """Return one row for each open window, from the rows that are held of them."""
+        return windows.sort(NUMBER, HASH)
 
     def note_timeouts(
         self,

@@ -43,6 +43,7 @@ from millstream.kernels.changes import (
 )
 from millstream.kernels.frames import DIFF, HASH, REPLACED, TIME, WATERMARK_SEEN, WEIGHT
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
+from millstream.kernels.queryable import KeyColumns
 from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.keyhash import Hashes
 from millstream.kernels.state.ledger import StateLedger
@@ -65,6 +66,10 @@ _MORE = "__more"
 @dataclass(frozen=True)
 class SlidingPaneOperator(SlidingWindowOperator):
     """An operator of sliding windows that computes what it has emitted anew, and emits the difference."""
+
+    @property
+    def query_key(self) -> KeyColumns | None:
+        return None
 
     @property
     def weighted(self) -> bool:

@@ -43,6 +43,7 @@ from millstream.kernels.frames import (
     WATERMARK_SEEN,
 )
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
+from millstream.kernels.queryable import QueryKeys, held_in_runs
 from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.keyhash import Hashes, hash_columns
 from millstream.kernels.state.ledger import StateLedger
@@ -173,6 +174,22 @@ class SlidingWindowOperator(AggregateOperator):
             ledger.events_out += 0 if self.settles_once else let_go
         ledger.check()
         return result
+
+    def current_rows(
+        self, state: OperatorState, keys: QueryKeys | None, watermark_us: int
+    ) -> pl.DataFrame:
+        """Return the rows that later events may still count in, as they are with all that has come."""
+        held = held_in_runs(state.runs("events", EACH_ROW), keys, self.by)
+        if not held:
+            return self._no_rows()
+        events = pl.concat(held).with_columns(pl.lit(0, pl.Int64).alias(NEW))
+        values = self.values(events).filter(_HAS_ROW)
+        settled_us = delayed_watermark(watermark_us, self.lateness_us)
+        return self.rows(values.filter(pl.col(TIME) >= settled_us))
+
+    def _no_rows(self) -> pl.DataFrame:
+        types = {**dict(self.aggregation.keys), **dict(self.aggregation.schema), TIME: pl.Int64()}
+        return self.rows(pl.DataFrame(schema=types))
 
     def in_time(
         self, tables: Sequence[pl.DataFrame], context: BatchContext, result: OperatorResult

@@ -19,6 +19,7 @@ import polars as pl
 from millstream.errors import ConfigError
 from millstream.kernels.definition import canonical_text, without_code
 from millstream.kernels.plan import JobPlan
+from millstream.kernels.state.keyhash import Buckets
 from millstream.views.runs.control_files import ResetTarget, reset_command
 from millstream.views.state_store.definition_difference import differences
 
@@ -92,6 +93,12 @@ class StoredProgram:
         if values["format"] != STATE_FORMAT:
             return cls(0, {}, {}, [], 0, format=values["format"])
         return cls(**values)
+
+
+def buckets_of_state(stored: StoredProgram) -> Buckets:
+    """Return how the keys of stored state are divided."""
+    division = stored.partitioning
+    return Buckets(division.get("bucket_count", stored.buckets), division.get("hash_seed", 0))
 
 
 def check_same_program(
