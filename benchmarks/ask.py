@@ -141,7 +141,7 @@ def main() -> None:
                                 for _ in range(options.repeat)
                             ]
                             shown = [
-                                f"{statistics.median(f):.1f} ({min(f):.1f}–{max(f):.1f})"
+                                f"{statistics.median(f):.1f} ({min(f):.1f}-{max(f):.1f})"
                                 for f in zip(*found, strict=True)
                             ]
                             state = "runs" if runs else "stands"

@@ -8,6 +8,7 @@ for everything else. A traceback therefore means a defect.
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -115,4 +116,12 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Enter here from the shell."""
+    _replace_what_cannot_be_shown()
     sys.exit(run(sys.argv[1:]))
+
+
+def _replace_what_cannot_be_shown() -> None:
+    """Show "?" for a character that the encoding of the output lacks: a command has not failed because of it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
