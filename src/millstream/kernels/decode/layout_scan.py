@@ -154,7 +154,7 @@ def digits_in(word: np.uint64) -> Int:
     return bytes_below(other) if other != 0 else np.int64(_WORD)
 
 
-def number_of(word: np.uint64) -> Int:
+def number_of(word: np.uint64) -> np.int64:
     """Return the number of eight digits.
 
     Source: D. Lemire, "Quickly parsing eight digits": pairs are put together, and then all four of them.
