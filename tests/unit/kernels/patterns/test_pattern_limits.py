@@ -69,15 +69,17 @@ def test_without_a_folder_to_keep_it_in_it_is_compiled_by_each_process(monkeypat
 
     class Numba:
         @staticmethod
-        def njit(function=None, *, cache=False):
-            if cache:
-                return Numba.without_folder
-            made.append(function)
-            return function
+        def njit(*, cache=False):
+            return Numba.without_folder if cache else Numba.for_this_process
 
         @staticmethod
         def without_folder(function):
             raise RuntimeError(f"cannot cache function {function}: no locator available")
+
+        @staticmethod
+        def for_this_process(function):
+            made.append(function)
+            return function
 
         @staticmethod
         def register_jitable(function):
