@@ -146,7 +146,11 @@ class _LocalLoop:
     ) -> dict[str, Any] | None:
         """Plan the batch that begins at an offset, and write the plan down; None if none is due."""
         end = planner.next_offset(start)
-        return None if end == start else self.plans.add(batch_id, end)
+        if end == start:
+            return None
+        # A run that was replaced while it was paused leaves no plan behind: Spark fails where it finds one.
+        self.begun.committer.check_not_fenced()
+        return self.plans.add(batch_id, end)
 
     def _run_batch(self, batch_id: int, start: dict[str, Any], end: dict[str, Any]) -> None:
         def read() -> Sequence[FrameRow]:

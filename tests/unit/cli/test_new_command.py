@@ -52,10 +52,14 @@ def run_in(project, *command):
     )
 
 
-def test_its_test_passes_and_fails_when_the_app_counts_otherwise(project):
+def test_its_test_passes(project):
     passed = run_in(project, "pytest", "-q", "-p", "no:cacheprovider")
     assert passed.returncode == 0, passed.stdout
     assert "4 passed" in passed.stdout
+
+
+@pytest.mark.long
+def test_its_test_fails_when_the_app_counts_otherwise(project):
     app = (project / "app.py").read_text()
     (project / "app.py").write_text(app.replace('"1 minute"', '"2 minutes"'))
     failed = run_in(project, "pytest", "-q", "-x", "-p", "no:cacheprovider")

@@ -162,6 +162,21 @@ def test_a_run_that_a_newer_one_replaced_is_refused(tmp_path):
     assert rows(tmp_path) == expected(30)
 
 
+def test_a_run_that_was_replaced_leaves_no_plan_behind(tmp_path):
+    send(tmp_path, 0, 30)
+    app = declare(tmp_path)
+
+    def replace_run(_progress):
+        with SqliteStateStore(app.folder / "views.db") as store:
+            store.begin_run("counts", "main", store.checkpoint_id("counts", "main"))
+
+    with pytest.raises(FencedError):
+        run(app, rows_per_batch=10, on_progress=replace_run)
+    assert [path.name for path in (app.folder / "checkpoint" / "offsets").iterdir()] == ["0"]
+    run(declare(tmp_path))
+    assert rows(tmp_path) == expected(30)
+
+
 def test_an_error_of_the_users_code_stops_it_with_nothing_of_the_batch(tmp_path):
     send(tmp_path, 0, 10)
     app = ms.App("failing", log=tmp_path, on_error="stop")
