@@ -27,7 +27,7 @@ class ComparedSource(Protocol):
         """
 
     def refuse_other(self, progress: Progress) -> None:
-        """Return if the source is the one that a capture with this progress reads, and has what that has read.
+        """Return if the source is the one that a capture with this progress reads, and has what that had read before.
 
         Raises:
             ConfigError: it is another one, or has gone back.

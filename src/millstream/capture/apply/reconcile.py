@@ -179,7 +179,7 @@ class Reconciler:
             self._source = self.source(names)
             try:
                 given_up_s = given_up_s or self.monotonic_s() + self._source.wait_s
-                self._source.refuse_other(self._progress())
+                self._source.refuse_other(self._before)  # later changes may not be in the snapshot
                 if self._has_target(session):
                     last = self._apply_up_to(session, given_up_s)
                     # A table that was made meanwhile may not be at the snapshot's position.

@@ -273,3 +273,21 @@ def test_a_table_that_is_still_being_read_is_not_compared(tmp_path):
 
     with pytest.raises(RetriableError, match=r"has not read main\.t to the end.*Run this again"):
         file.repair(source=lambda _: Reading(file.path, TablePatterns(["*"], "*")))
+
+
+def test_a_capture_that_goes_on_after_the_snapshot_is_of_the_same_file(tmp_path):
+    """It deletes the changes that it has stored, and has ones that the snapshot has not."""
+    file = File(tmp_path)
+    file.run("PRAGMA journal_mode = WAL")  # in which writers do not wait for the snapshot
+
+    def source(_):
+        found = ComparedSqlite(file.path, TablePatterns(["*"], "*"))
+        file.run("INSERT INTO t VALUES (9, 9)", "DELETE FROM t WHERE id = 1")
+        ms.capture(f"sqlite:///{file.path}", to=tmp_path / "log").run(until="caught-up")
+        return found
+
+    assert file.repair(source=source).faults == 0
+    assert file.copy() == [(1, 1.0), (2, 2.0)]
+    file.follow()
+    assert file.repair().faults == 0
+    assert file.copy() == [(2, 2.0), (9, 9.0)]
