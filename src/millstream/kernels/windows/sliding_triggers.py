@@ -390,7 +390,7 @@ class _TriggeredBatch(SlidingBatch):
         if len(quiet):
             firings = self._with_quiet(firings, rows, quiet)
         panes, _ = values.panes([self._named(firings)], None)
-        panes = panes.drop(EMITTED).rename({WINDOW: TIME, f"{TIMES}.rows": TIMES})
+        panes = panes.drop(EMITTED, KIND).rename({WINDOW: TIME, f"{TIMES}.rows": TIMES})
         rank = pl.col(RANK)
         stage = pl.when(rank == _FIRED).then(BEFORE).when(rank == _ON_TIME).then(ON_TIME)
         panes = panes.with_columns(stage.otherwise(AFTER).cast(pl.Int64).alias(STAGE))

@@ -219,6 +219,7 @@ def told(table):
 draws = st.lists(
     st.tuples(st.integers(-4, 24), st.sampled_from("aab"), st.integers(-1, 3))
     | st.sampled_from([3.0, 5.0, 10.0]),
+    min_size=8,
     max_size=40,
 )
 TIMES = [None, 1, 2, 3, 5.0, 8.0]
