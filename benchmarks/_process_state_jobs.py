@@ -70,7 +70,8 @@ def peer(folder: Path, number: int) -> int:
         def close(self):
             pass
 
-    spark = plain_spark(CORES)
+    # A busy machine may take long to start a worker.
+    spark = plain_spark(CORES, settings={"spark.python.authenticate.socketTimeout": "300s"})
     out = StructType([StructField("key", LongType()), StructField("count", LongType())])
     read = spark.readStream.schema("key long, at timestamp").option("maxFilesPerTrigger", 1)
     made = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -19,6 +20,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _US = timedelta(microseconds=1)
 
 Undo = list[Callable[[], object]]
+
+EMITTED_ROWS = "__emitted"  # the state with the rows of a key that hold, where they may be taken back: digests, and event times
 
 
 def to_datetime(at_us: int) -> datetime:
@@ -149,6 +152,12 @@ def _fields(row: object) -> Mapping[str, Any]:
     )
 
 
+def _digest(output: str | None, values: tuple[Any, ...]) -> int:
+    """Return a number for a row of an output, the same in every process."""
+    made = hashlib.blake2b(repr((output, values)).encode(), digest_size=8).digest()
+    return int.from_bytes(made, "big", signed=True)
+
+
 def unknown_output(outputs: Iterable[str | None], to: str | None) -> UnusableRowError:
     """Return the error of the user's code that emits to none of the outputs."""
     names = [name for name in outputs if name is not None]
@@ -225,20 +234,34 @@ class ProcessContext:
 
         ``to`` is the name of a side output; by default the row is one of the main output.
         """
-        call = self._call
-        self._output(to).add(row, call.now_us, call.tie)
+        call, output = self._call, self._output(to)
+        output.add(row, call.now_us, call.tie)
+        if output.signed:
+            held, digest = getattr(call.state, EMITTED_ROWS), _digest(to, output.rows[-1])
+            held[digest] = [*held.get(digest, ()), call.now_us]
 
-    def retract(self, row: object, *, at: datetime | None = None, to: str | None = None) -> None:
-        """Take back a row that was emitted, by giving it again. Only of a function with an ``on_retraction``.
+    def retract(self, row: object, *, to: str | None = None) -> None:
+        """Take back a row that was emitted for this key, by giving it again. Only of a function with an ``on_retraction``.
 
-        ``at`` is the event time with which it was emitted, by default that of this call: it matters where a later step goes by event time.
+        It is taken back with the event time that it was emitted with. One that does not hold is an error of the call.
         """
         call, output = self._call, self._output(to)
         if not output.signed:
             raise UnusableRowError(
                 "a row is taken back by retract, and the function has no on_retraction: what it emits holds for good"
             )
-        output.add(row, call.now_us if at is None else _to_us(at), call.tie, -1)
+        output.add(row, call.now_us, call.tie, -1)
+        held, digest = getattr(call.state, EMITTED_ROWS), _digest(to, output.rows[-1])
+        times_us = held.get(digest)
+        if not times_us:
+            raise UnusableRowError(
+                f"{row!r} is taken back, which was not emitted for this key, or was taken back before"
+            )
+        output.times_us[-1] = times_us[-1]
+        if len(times_us) > 1:
+            held[digest] = [*times_us[:-1]]
+        else:
+            del held[digest]
 
     def _output(self, to: str | None) -> Emissions:
         output = self._call.outputs.get(to)

@@ -5,7 +5,8 @@ Rows come when they come: those that are taken back with a sign, each batch with
 are taken back come first, and then the order is that of a digest of their values, as they have no place in the log.
 
 A row on which ``on_row`` fails is no part of the key's state. So its digest is kept with the key until it is taken back, and
-``on_retraction`` is not called for it. What a batch emits and takes back again comes to nothing.
+``on_retraction`` is not called for it. Of each row that was emitted and holds, its digest and event time are kept with the key: so
+nothing is taken back that does not hold, and what is has the time that it came with. What a batch emits and takes back again comes to nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from millstream.kernels.frames import DIFF, HASH, TIME, WEIGHT
 from millstream.kernels.joins.versions import TIE
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.process.calls import DIGEST, FAILED_ROWS
+from millstream.kernels.process.context import EMITTED_ROWS
 from millstream.kernels.process.declarations import StateDeclaration
 from millstream.kernels.process.operator import KeyedProcess, ProcessBatch
 from millstream.kernels.process.stored_keys import StateColumns
@@ -47,11 +49,14 @@ class SignedProcess(KeyedProcess):
 
     @cached_property
     def state_columns(self) -> StateColumns:
-        """The columns of stored keys, with the rows that failed."""
+        """The columns of stored keys, with the rows that failed, and those that were emitted and hold."""
         types = dict(self.columns)
-        failed = (FAILED_ROWS, StateDeclaration("list", pl.Int64()))
-        states = (*self.states, failed) if self.changes else self.states
-        return StateColumns(tuple((name, types[name]) for name in self.by), states)
+        emitted = StateDeclaration("map", pl.List(pl.Int64), pl.Int64())
+        failed = StateDeclaration("list", pl.Int64())
+        own = ((EMITTED_ROWS, emitted), *([(FAILED_ROWS, failed)] if self.changes else []))
+        return StateColumns(
+            tuple((name, types[name]) for name in self.by), tuple(sorted((*self.states, *own)))
+        )
 
     def prepare(self, rows: pl.DataFrame, number: int = 0) -> Prepared:
         """Take the rows; with their sign, where they may be taken back."""

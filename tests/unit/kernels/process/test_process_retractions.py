@@ -69,7 +69,8 @@ def app_of_totals():
     windows = stream.window(ms.tumbling("10 seconds"), by="k").emit("update", early="each")
     counts = windows.agg(n=ms.count())
     made = counts.process(Totals(), by="k", schema=TOTAL, side_outputs=SIDE, order="arrival")
-    made.view("totals", key="k")
+    totals = made.group_by("k").agg(total=ms.sum("total"), windows=ms.sum("windows"))
+    totals.view("totals", key="k")
     made.side_output("totals").group_by("total").agg(keys=ms.count()).view("keys", key="total")
     return app
 
@@ -88,7 +89,7 @@ def meant(rows):
 ROWS = st.lists(st.tuples(st.integers(0, 39), st.sampled_from("xyz")), max_size=25)
 
 
-@settings(max_examples=some(25), deadline=None)
+@settings(max_examples=some(8), deadline=None)
 @given(ROWS, st.integers(1, 6), st.integers(0, 2))
 def test_what_holds_at_the_end_is_that_of_the_rows_that_are_left(drawn, batches, crash):
     rows = [Event(START + timedelta(seconds=at), key, 1) for at, key in drawn]
@@ -101,8 +102,8 @@ def test_what_holds_at_the_end_is_that_of_the_rows_that_are_left(drawn, batches,
 
 
 def test_a_row_that_failed_is_not_taken_back_and_is_a_dead_letter():
-    rows = [Event(START, "x", 1)] * 5
-    out = testing.run(app_of_totals(), {"t": [*rows, END]}, batches=6)
+    rows = [item for _ in range(5) for item in (Event(START, "x", 1), testing.Tick("1 second"))]
+    out = testing.run(app_of_totals(), {"t": [*rows, END]})
     assert out["totals"].rows() == [("x", 5, 1)]
     assert out.dead.height == 1
 
@@ -151,3 +152,27 @@ def test_a_function_that_does_not_say_so_takes_nothing_back():
         counts.process(Plain(), by="k", schema={"k": str})
     with pytest.raises(ConfigError, match='Say order="arrival"'):
         counts.process(Totals(), by="k", schema=TOTAL, side_outputs=SIDE)
+
+
+class Wrong(ms.ProcessFunction):
+    """Takes back a row twice."""
+
+    def on_row(self, context, row):
+        context.emit({"k": row["k"]})
+        context.retract({"k": row["k"]})
+        if row["n"] == 2:
+            context.retract({"k": row["k"]})
+
+    def on_retraction(self, context, row):
+        raise AssertionError("events are never taken back")
+
+
+def test_a_call_that_takes_back_what_does_not_hold_fails_and_stops_nothing():
+    app, stream = events()
+    made = stream.process(Wrong(), by="k", schema={"k": str}, order="arrival")
+    made.group_by("k").agg(n=ms.count()).view("v", key="k")
+    rows = [Event(START + timedelta(seconds=at), "x", 1 + at % 2) for at in range(4)]
+    out = testing.run(app, {"t": rows}, batches=2, partitions=1)
+    assert out["v"].rows() == []
+    assert out.dead.height == 2
+    assert "which was not emitted for this key, or was taken back" in out.dead["reason"][0]
