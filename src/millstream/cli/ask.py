@@ -87,8 +87,7 @@ def ask(
             raise ConfigError(
                 f"--listen serves an app in a file, and {target} is a URL. Give FILE."
             )
-        given = (deadline, at_least, token)
-        _ask_url(target, name, key, given, as_json=as_json)
+        _ask_url(target, name, key, (deadline, at_least, token), as_json=as_json)
         return
     from millstream.cli.plan import edited_app
 
