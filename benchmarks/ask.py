@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -37,7 +38,7 @@ class Event:
 
 def declare(folder: Path) -> ms.App:
     app = ms.App("asked", log=folder)
-    events = app.topic(TOPIC, Event, partitions=1).stream(time="at")
+    events = app.topic(TOPIC, Event).stream(time="at")
     events.group_by("key").agg(n=ms.count()).view("totals")
     events.window(ms.tumbling("1 day"), by="key").agg(n=ms.count()).view("days")
     return app
@@ -45,10 +46,10 @@ def declare(folder: Path) -> ms.App:
 
 def send(folder: Path, keys: np.ndarray, first: int) -> None:
     ats = FIRST + timedelta(milliseconds=first)
-    frame = pl.DataFrame({"key": keys, "at": [ats.isoformat()]})
+    frame = pl.DataFrame({"key": keys}).with_columns(at=pl.lit(ats.isoformat()))
     values = frame.select(pl.struct(pl.all()).struct.json_encode()).to_series().cast(pl.Binary)
     with ms.connect(folder) as log:
-        log.create_topic(TOPIC, partitions=1, exist_ok=True)
+        log.create_topic(TOPIC, exist_ok=True)
         with log.producer() as producer:
             producer.send_many(TOPIC, values=values.to_arrow()).result()
 
@@ -58,53 +59,68 @@ def process_all(folder: Path, rows_per_batch: int) -> None:
     LocalRun(app.plan(), folder, app.folder, app.state_store, rows_per_batch=rows_per_batch).run()
 
 
-def keep_running(folder: Path, keys: int, stop: object, batches: object) -> None:
+def keep_running(folder: Path, keys: int, stop: Any, batches: Any) -> None:
     """Send and process batches of random keys until told to stop."""
     dice, first = np.random.default_rng(os.getpid()), 1_000_000
-    while not stop.is_set():  # type: ignore[attr-defined]
+    while not stop.is_set():
         send(folder, dice.integers(0, keys, ROWS_PER_BATCH), first)
         process_all(folder, ROWS_PER_BATCH)
         first += 1
-        with batches.get_lock():  # type: ignore[attr-defined]
-            batches.value += 1  # type: ignore[attr-defined]
+        with batches.get_lock():
+            batches.value += 1
 
 
-def client(
-    folder: Path, url: str | None, step: str, keys: int, seconds: float, out: object
-) -> None:
-    dice, app, took = np.random.default_rng(os.getpid()), declare(folder), []
-    began_cpu, ends = time.process_time(), 0.0
-    while not took or time.perf_counter() < ends:
-        key, began = int(dice.integers(0, keys)), time.perf_counter()
-        if url is None:
-            rows = app.ask(step, key=key, deadline="1 minute").rows.height
+@dataclass(frozen=True)
+class Load:
+    """What the clients do: ``slices`` times for so many seconds, with a pause between."""
+
+    folder: Path
+    url: str | None
+    step: str
+    keys: int
+    seconds: float
+    slices: int
+
+
+def client(load: Load, together: Any, out: Any) -> None:
+    dice, app = np.random.default_rng(os.getpid()), declare(load.folder)
+
+    def ask() -> None:
+        key = int(dice.integers(0, load.keys))
+        if load.url is None:
+            rows = app.ask(load.step, key=key, deadline="1 minute").rows.height
         else:
-            rows = len(ms.ask(url, step, key=key, deadline="1 minute").value)
-        took.append(time.perf_counter() - began)
+            rows = len(ms.ask(load.url, load.step, key=key, deadline="1 minute").value)
         assert rows == 1, "every key is there"
-        if not ends:  # the first opens everything
-            took, ends = [0.0], time.perf_counter() + seconds
-            began_cpu = time.process_time()
-    out.put((took[1:], time.process_time() - began_cpu))  # type: ignore[attr-defined]
+
+    ask()  # the first opens everything
+    for number in range(load.slices):
+        together.wait()
+        took, cpu, ends = [], time.process_time(), time.perf_counter() + load.seconds
+        while (began := time.perf_counter()) < ends:
+            ask()
+            took.append(time.perf_counter() - began)
+        out.put((number, took, time.process_time() - cpu))
 
 
-def measure(
-    folder: Path, url: str | None, step: str, keys: int, clients: int, seconds: float
-) -> tuple[float, ...]:
-    """Return questions per second, p50 and p99 in milliseconds, and CPU of the clients per question, in milliseconds."""
-    out = multiprocessing.Queue()
+def measure(load: Load, clients: int) -> list[tuple[float, ...]]:
+    """Return of each slice questions per second, p50 and p99 in milliseconds, and CPU of the clients per question."""
+    out, together = multiprocessing.Queue(), multiprocessing.Barrier(clients)
     asking = [
-        multiprocessing.Process(target=client, args=(folder, url, step, keys, seconds, out))
-        for _ in range(clients)
+        multiprocessing.Process(target=client, args=(load, together, out)) for _ in range(clients)
     ]
     for one in asking:
         one.start()
-    found = [out.get() for _ in asking]
+    found = [out.get() for _ in range(clients * load.slices)]
     for one in asking:
         one.join()
-    took = np.concatenate([times for times, _ in found]) * 1000
-    cpu = sum(cpu for _, cpu in found) * 1000 / len(took)
-    return len(took) / seconds, *np.percentile(took, [50, 99]), cpu
+    slices = []
+    for number in range(load.slices):
+        own = [(took, cpu) for which, took, cpu in found if which == number]
+        took = np.concatenate([some for some, _ in own]) * 1000
+        cpu_ms = sum(cpu for _, cpu in own) * 1000 / len(took)
+        slices.append((len(took) / load.seconds, *np.percentile(took, [50, 99]), cpu_ms))
+    return slices
 
 
 def main() -> None:
@@ -136,10 +152,10 @@ def main() -> None:
                 for way, url in (("direct", None), ("http", serving.url)):
                     for step in ("totals", "days"):
                         for clients in (1, 8):
-                            found = [
-                                measure(folder, url, step, options.keys, clients, options.seconds)
-                                for _ in range(options.repeat)
-                            ]
+                            load = Load(
+                                folder, url, step, options.keys, options.seconds, options.repeat
+                            )
+                            found = measure(load, clients)
                             shown = [
                                 f"{statistics.median(f):.1f} ({min(f):.1f}-{max(f):.1f})"
                                 for f in zip(*found, strict=True)

@@ -11,17 +11,12 @@ import click
 
 from millstream.cli.signals import wait_for_stop_signal
 from millstream.cli.tables import Address, TableColumn, json_option, print_table
+from millstream.cli.token_option import token_option
 from millstream.edge.token_file import read_token
 from millstream.errors import ConfigError
 
 if TYPE_CHECKING:
     from millstream.pipeline.app import App
-
-token_option = click.option(
-    "--token-file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Requests carry the token in this file (Authorization: Bearer …).",
-)
 
 
 @click.command()
@@ -68,9 +63,9 @@ def ask(
     insecure: bool,
     as_json: bool,
 ) -> None:
-    """Ask the app in FILE, or whose questions are served at URL, about its state: NAME is a step, a view or a question.
+    """Ask the app in FILE, or whose questions are served at URL, about its state.
 
-    Without NAME it lists what can be asked. The answer is as of the last batch that is committed; the app may run
+    NAME is a step, a view, or a question of the app's; without it, what can be asked is listed. The answer is as of the last batch that is committed; the app may run
     meanwhile, or not at all. Windows that are open answer with their value so far. Values of a key are texts, as for
     `millstream view`; arguments of a question are JSON, or else texts.
 
@@ -87,8 +82,7 @@ def ask(
             raise ConfigError(
                 f"--listen serves an app in a file, and {target} is a URL. Give FILE."
             )
-        given = (deadline, at_least, token)
-        _ask_url(target, name, key, given, as_json=as_json)
+        _ask_url(target, name, key, (deadline, at_least, token), as_json=as_json)
         return
     from millstream.cli.plan import edited_app
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import click
 
 from millstream.choices import did_you_mean
-from millstream.cli.ask import token_option
 from millstream.cli.log_format import log_format_option, set_log_format
 from millstream.cli.metrics_option import metrics_option
 from millstream.cli.spark_settings import spark_settings
 from millstream.cli.tables import Address, Choice
+from millstream.cli.token_option import token_option
 from millstream.edge.token_file import read_token
 from millstream.errors import ConfigError
 
