@@ -4,7 +4,7 @@
 
 A standalone cluster of Spark with two executors of one core, on this machine, and a PostgreSQL of its own. A few
 events become that many rows in a step, so that little else than the output is measured: to a dataset, to a
-view of PostgreSQL with that many keys, and to a topic of the log in a folder. Both ways run the same code but for the decision
+view of PostgreSQL with that many keys, and to a topic: of the log in a folder, and of a broker (``topic-broker``). Both ways run the same code but for the decision
 which of them writes (`tasks_write_outputs` in `spark/job.py`); topics are the driver's in any case. Each case is a driver
 process of its own.
 
@@ -24,10 +24,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "spark"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import polars as pl
 import psycopg
 from _measure import spread, table, tree_cpu_s
+from broker.broker_process import AsProcess
 
 import millstream as ms
 from millstream.client.open import open_reader
@@ -35,7 +37,7 @@ from millstream.client.open import open_reader
 FAN_OUT = 1000
 EVENTS_TOPIC = "events"
 OUTPUT_TOPIC = "rows"
-SINKS = ("dataset", "view", "topic")
+SINKS = ("dataset", "view", "topic", "topic-broker")
 
 
 def fan_out(events):
@@ -47,8 +49,9 @@ def fan_out(events):
     )
 
 
-def declare(log, store, sink):
-    app = ms.App(f"large-{sink}", log=log, store=store, buckets=4)
+def declare(log, state, store, sink):
+    own = {"state": state} if sink == "topic-broker" else {}
+    app = ms.App(f"large-{sink}", log=log, store=store, buckets=4, **own)
     events = app.topic(EVENTS_TOPIC, {"id": int}, key="id", partitions=4)
     rows = events.stream().map_frames(fan_out, rows="any")
     if sink == "dataset":
@@ -60,7 +63,7 @@ def declare(log, store, sink):
     return app
 
 
-def drive(log, store, sink, way, master):
+def drive(log, state, store, sink, way, master):
     """Run the app as a driver; print what it took."""
     from millstream.spark import job
 
@@ -68,7 +71,7 @@ def drive(log, store, sink, way, master):
         job.tasks_write_outputs = lambda _: False
     said = []
     began = time.monotonic()
-    declare(log, store, sink).run(
+    declare(log, state, store, sink).run(
         until="caught-up",
         master=master,
         cores=2,
@@ -98,14 +101,25 @@ def drive(log, store, sink, way, master):
 
 def case(folder, server, cluster, rows, sink, way, number):
     """Run one case from an empty log; return what it took, all processes together."""
-    log, store = folder / f"log-{number}", server.url(f"large{number}")
+    log = folder / f"log-{number}"
+    if sink != "topic-broker":
+        return case_on(log, folder, server, cluster, rows, sink, way, number)
+    with AsProcess(log) as broker:
+        address = f"kafka://{broker.address}"
+        return case_on(address, folder, server, cluster, rows, sink, way, number)
+
+
+def case_on(log, folder, server, cluster, rows, sink, way, number):
+    """Run one case on a log."""
+    store, state = server.url(f"large{number}"), folder / f"state-{number}"
     with ms.connect(log) as opened:
         opened.create_topic(EVENTS_TOPIC, partitions=4)
         with opened.producer() as producer:
             for event in range(rows // FAN_OUT):
                 producer.send(EVENTS_TOPIC, {"id": event}, key=str(event))
     before = tree_cpu_s()
-    program = [sys.executable, __file__, "--drive", str(log), store, sink, way, cluster.master]
+    places = [str(log), str(state), store]
+    program = [sys.executable, __file__, "--drive", *places, sink, way, cluster.master]
     done = subprocess.run(
         program, env=cluster.environment, capture_output=True, text=True, check=False
     )
@@ -116,7 +130,7 @@ def case(folder, server, cluster, rows, sink, way, number):
     if sink == "dataset":
         ids = ms.dataset(log / "rows").scan().select("id").collect()["id"]
         counted = (len(ids), ids.n_unique())
-    elif sink == "topic":
+    elif sink.startswith("topic"):
         keys = pl.concat(list(written_keys(log)))
         counted = (len(keys), keys.n_unique())
     else:
@@ -139,7 +153,7 @@ def main():
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--sinks", default=",".join(SINKS))
-    parser.add_argument("--drive", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--drive", nargs=6, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.drive:
         drive(*options.drive)
@@ -160,7 +174,7 @@ def main():
         cases = [
             (sink, way)
             for sink in options.sinks.split(",")
-            for way in (("driver",) if sink == "topic" else ("driver", "tasks"))
+            for way in (("driver",) if sink.startswith("topic") else ("driver", "tasks"))
         ]
         for number in range(options.rounds * len(cases)):
             of = cases[number % len(cases)]

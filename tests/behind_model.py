@@ -46,6 +46,7 @@ class Known:
     failed: bool = False
     asked_to_stop: bool = False
     brokers: bool = False
+    oldest_s: Fraction | None = None  # when the oldest record that waits came; None if nobody knows
     held: list[tuple[int, bool]] = field(
         default_factory=list
     )  # since which batch; held by anything
@@ -79,10 +80,12 @@ def stalled(known):
     if known.alive is None or not known.waiting:
         return False
     mine = of_alive(known)
-    if not mine:
-        return not starting(known)
-    allowed_s = max(60, 10 * max(one.took_s for one in mine))
-    return known.now_s - mine[-1].at_s > allowed_s
+    allowed_s = max(60, 10 * max(one.took_s for one in mine)) if mine else 5 * 60
+    if known.oldest_s is not None and known.oldest_s <= known.now_s < known.oldest_s + allowed_s:
+        return False  # nothing was due before
+    if known.oldest_s is not None and known.oldest_s + allowed_s == known.now_s:
+        return False
+    return known.now_s - (mine[-1].at_s if mine else known.alive[1]) > allowed_s
 
 
 def unreadable(known):

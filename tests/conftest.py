@@ -4,6 +4,8 @@ for those that want one."""
 import itertools
 
 import azure_server
+import google_server
+import hdfs_server
 import hypothesis
 import lane
 import pytest
@@ -136,3 +138,49 @@ def azure(azure_proxy, monkeypatch):
 def azure_url(azure):
     """A URL under which there is nothing."""
     return f"az://container/test-{next(_numbers)}"
+
+
+@pytest.fixture(scope="session")
+def google_proxy():
+    if not google_server.can_serve():
+        pytest.skip(google_server.HOW_TO_GET_IT)
+    with google_server.google_server("bucket") as (port, key), FaultProxy(port) as proxy:
+        yield proxy, key
+
+
+@pytest.fixture
+def google(google_proxy, monkeypatch):
+    """The proxy of a server of Google's protocol, without faults, and an environment in which clients go through it."""
+    proxy, key = google_proxy
+    variables = google_server.environment(proxy.port, key)
+    yield from _without_faults(proxy, variables, monkeypatch)
+
+
+@pytest.fixture
+def google_url(google):
+    """A URL under which there is nothing."""
+    return f"gs://bucket/test-{next(_numbers)}"
+
+
+@pytest.fixture(scope="session")
+def hdfs_cluster(tmp_path_factory):
+    if reason := hdfs_server.HADOOP.why_not():
+        pytest.skip(reason)
+    with hdfs_server.hdfs(tmp_path_factory.mktemp("hdfs")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def hdfs(hdfs_cluster, monkeypatch):
+    """The proxies of an HDFS, without faults, and an environment in which clients go through them."""
+    for name, value in hdfs_cluster.environment().items():
+        monkeypatch.setenv(name, value)
+    hdfs_cluster.forget()
+    yield hdfs_cluster
+    hdfs_cluster.forget()
+
+
+@pytest.fixture
+def hdfs_url(hdfs):
+    """A URL under which there is nothing."""
+    return f"hdfs://namenode/test-{next(_numbers)}"

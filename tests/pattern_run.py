@@ -61,10 +61,12 @@ def run(kernel, rows, batches, dice):
     return made
 
 
-def batch(kernel, store, stored, rows, before, watermark):
+def batch(kernel, store, stored, rows, before, watermark, failed=None):
     state = OperatorState.from_message(stored, store)
     inputs = {0: [kernel.prepare(rows).table]} if rows.height else {}
     result = kernel.process(state, inputs, BatchContext(before, watermark, seed=7))
+    if failed is not None:
+        failed += [row for one in result.failed for row in one.rows.rows(named=True)]
     if result.rows is not None:
         assert (result.rows[TIME] >= before).all()
         assert (result.rows[TIME] < watermark).all()

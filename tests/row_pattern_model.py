@@ -209,8 +209,11 @@ class CannotSkipError(Exception):
     """A match has no row of what is skipped to, or begins with it."""
 
 
-def model(pattern, rows):
-    """Return what is emitted of a key's rows, in its order: the row, the match's end, and the measures."""
+def model(pattern, rows, given_up=None):
+    """Return what is emitted of a key's rows, in its order: the row, the match's end, and the measures.
+
+    ``given_up`` takes the matches that cannot be skipped: their first and last row.
+    """
     emitted, number, start, matched = [], 0, 0, 0
     while start < len(rows):
         attempt = Attempt(pattern, rows, start)
@@ -220,21 +223,26 @@ def model(pattern, rows):
                 emitted.append((start, None, tuple(None for _ in pattern.measures)))
             start += 1
             continue
+        try:
+            follows = following(pattern, attempt, start, labels)
+        except CannotSkipError:
+            if given_up is not None:
+                given_up.append((start, start + len(labels) - 1))
+            start += len(labels)
+            continue
         number += 1
         emitted += shown(attempt, labels, number)
-        if not labels:
-            start += 1
-            continue
-        matched = max(matched, start + len(labels))
-        start = following(pattern, attempt, start, labels)
+        if labels:
+            matched = max(matched, start + len(labels))
+        start = follows
     return emitted
 
 
 def following(pattern, attempt, start, labels):
+    if not labels or pattern.skip == "to next row":
+        return start + 1
     if pattern.skip == "past last row":
         return start + len(labels)
-    if pattern.skip == "to next row":
-        return start + 1
     _, which, name = pattern.skip.split()
     places = [p for p, (label, _) in enumerate(labels) if label in attempt.members(name)]
     place = (places or [0])[0 if which == "first" else -1]

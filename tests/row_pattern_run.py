@@ -8,7 +8,7 @@ from pattern_run import END, SCHEMA, SECOND, NothingToDeclareError, as_table, ba
 from row_pattern_model import declared
 
 import millstream as ms
-from millstream.errors import ConfigError, UserCodeError
+from millstream.errors import ConfigError
 from millstream.kernels.frames import ORDER, TIME
 from millstream.kernels.state.sorted_runs import MemoryRunStore
 from millstream.kernels.time.watermarks import NO_WATERMARK
@@ -28,10 +28,11 @@ def kernel_of(pattern, measures, rows="one", *, by="k", **options):
     return made.node.kernel
 
 
-def run(kernel, rows, batches, dice, *, end=END, delay=0):
+def run(kernel, rows, batches, dice, *, end=END, delay=0, failed=None):
     """Return what is emitted, as rows of all columns, in the order in which it came.
 
-    ``delay``: rows come in another order, each at most so many seconds after those of its time.
+    ``delay``: rows come in another order, each at most so many seconds after those of its time. ``failed`` takes
+    the rows that become dead letters.
     """
     table = as_table(rows)
     if delay:
@@ -48,7 +49,7 @@ def run(kernel, rows, batches, dice, *, end=END, delay=0):
         reached = int(table[TIME][:stop].max()) if stop else NO_WATERMARK
         lag = dice.choice([0, 0, SECOND]) + delay * SECOND
         watermark = max(before, end if stop == table.height else reached - lag)
-        stored, output = batch(kernel, store, stored, table[start:stop], before, watermark)
+        stored, output = batch(kernel, store, stored, table[start:stop], before, watermark, failed)
         made += [] if output is None else output.rows(named=True)
         before = watermark
     return made
@@ -69,12 +70,3 @@ def kernel_of_drawn(pattern):
     except ConfigError as error:
         assert "{- -}" in str(error) or "first row of each match" in str(error), error
         raise NothingToDeclareError(str(error)) from error
-
-
-def result(kernel, rows, batches, seed):
-    """Return what is emitted; None, where a match cannot be skipped from."""
-    try:
-        return run(kernel, rows, batches, random.Random(seed))
-    except UserCodeError as error:
-        assert "after_match" in str(error), error
-        return None

@@ -123,11 +123,15 @@ class Fault:
 
 @dataclass
 class FaultProxy:
-    """Passes requests on to a server. ``decide(method, path)`` gives the fault of a request, or None."""
+    """Passes requests on to a server. ``decide(method, path)`` gives the fault of a request, or None.
+
+    ``rewrite`` changes the head of an answer: one that leads to another server may lead to that one's proxy.
+    """
 
     server_port: int
     decide: Callable[[str, str], Fault | None] = lambda _method, _path: None
     requests: list[tuple[str, str]] = field(default_factory=list)
+    rewrite: Callable[[bytes], bytes] = lambda head: head
     port: int = 0
     _server: Any = None
 
@@ -208,10 +212,11 @@ class FaultProxy:
                 body = b"" if request.raw.startswith(b"HEAD ") else _body(answer, answers)
                 if kind == "lost answer":
                     return False
+                head = self.rewrite(answer.raw)
                 if kind == "cut download":
-                    client.sendall(answer.raw + body[: len(body) // 2])
+                    client.sendall(head + body[: len(body) // 2])
                     return False
-                client.sendall(answer.raw + body)
+                client.sendall(head + body)
         return True
 
 

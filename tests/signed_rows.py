@@ -1,10 +1,14 @@
 """Rows that are taken back, for tests of what takes them: as given to a kernel, and as a pipeline makes them."""
 
+import random
 from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 
 import polars as pl
+from example_counts import histories as of_joins
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream as ms
@@ -126,3 +130,45 @@ def histories(draw, *, late_too=True):
         watermark += draw(st.sampled_from([0, 1, 3, 9, 25]))
         batches.append((changes, watermark))
     return batches
+
+
+# ── many histories at once ──────────────────────────────────────────────────────────────────────
+
+# A batch of a hundred histories costs hardly more than one of a single history, so ten thousand of them are a matter
+# of minutes: ``MILLSTREAM_JOIN_HISTORIES=10000``, as ``make test-long`` says.
+_MANY = of_joins(200)
+TOGETHER = min(_MANY, 100)
+
+
+def of_many_histories(test):
+    """Give a test dice: as often as it takes for all histories, each time others."""
+    runs = settings(deadline=None, max_examples=-(-_MANY // TOGETHER))
+    dice = st.integers(0, 1 << 40).map(lambda seed: random.Random(f"{seed}"))
+    return runs(given(dice=dice)(test))
+
+
+def drawn_watermarks(dice):
+    """Draw the watermark after each of some batches."""
+    made = [-5]
+    for _ in range(dice.randint(2, 6)):
+        made.append(made[-1] + dice.choice([0, 1, 3, 9, 25]))
+    return made[1:]
+
+
+def histories_together(dice, watermarks):
+    """Draw the changes of each batch, as :func:`histories` does, of many histories, each with keys of its own."""
+    batches = [[] for _ in watermarks]
+    for history in range(TOGETHER):
+        there = []
+        for placed in batches:
+            # Those of one history stay in their order; between them are those of others.
+            for place in sorted(dice.random() for _ in range(dice.randint(0, 6))):
+                if there and dice.random() < 1 / 3:
+                    change = Change(*there.pop(dice.randrange(len(there))), -1)
+                else:
+                    row = dice.randint(-5, 35), f"{history}{dice.choice('ab')}", dice.randint(-2, 2)
+                    there.append(row)
+                    change = Change(*row, 1)
+                placed.append((place, change))
+    in_order = [[change for _, change in sorted(placed, key=itemgetter(0))] for placed in batches]
+    return list(zip(in_order, watermarks, strict=True))

@@ -49,7 +49,7 @@ LANES_IN_PART = {
 }
 HISTORIES_OF_JOINS = (
     "tests/unit/kernels/joins/test_join_histories.py",
-    # Of rows that may be taken back: the same number, one at a time.
+    # Of rows that may be taken back: the same number, a hundred at a time.
     "tests/unit/kernels/joins/test_signed_interval_join.py",
     "tests/unit/kernels/test_final_rows.py",
     "tests/unit/kernels/test_given_rows.py",

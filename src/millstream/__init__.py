@@ -25,7 +25,7 @@ _MODULES: dict[str, str] = {
         "millstream.client.log": "EventLog",
         "millstream.client.open": "connect",
         "millstream.errors": (
-            "CommandRejectedError ConfigError ConflictError CorruptionError FencedError "
+            "CommandRejectedError ConfigError ConflictError CorruptionError DeadlineError FencedError "
             "JobFailedError MillstreamError OffsetOutOfRangeError RetriableError UserCodeError "
             "VersionConflictError"
         ),
@@ -66,6 +66,9 @@ _MODULES: dict[str, str] = {
         "millstream.views.alerts.rule": "alert",
         "millstream.views.alerts.targets": "tell_command tell_email tell_webhook",
         "millstream.views.coverage": "PartialOutputWarning",
+        "millstream.views.questions.answer": "Answer",
+        "millstream.views.questions.client": "ask",
+        "millstream.views.questions.state_reader": "StateReader",
         "millstream.views.reader": "View view",
         "millstream.views.server.server": "serve",
         "millstream.views.sinks.dataset": "Dataset dataset",
@@ -94,6 +97,7 @@ if TYPE_CHECKING:
     from millstream.errors import ConfigError as ConfigError
     from millstream.errors import ConflictError as ConflictError
     from millstream.errors import CorruptionError as CorruptionError
+    from millstream.errors import DeadlineError as DeadlineError
     from millstream.errors import FencedError as FencedError
     from millstream.errors import JobFailedError as JobFailedError
     from millstream.errors import MillstreamError as MillstreamError
@@ -158,6 +162,9 @@ if TYPE_CHECKING:
     from millstream.views.alerts.targets import tell_email as tell_email
     from millstream.views.alerts.targets import tell_webhook as tell_webhook
     from millstream.views.coverage import PartialOutputWarning as PartialOutputWarning
+    from millstream.views.questions.answer import Answer as Answer
+    from millstream.views.questions.client import ask as ask
+    from millstream.views.questions.state_reader import StateReader as StateReader
     from millstream.views.reader import View as View
     from millstream.views.reader import view as view
     from millstream.views.server.server import serve as serve

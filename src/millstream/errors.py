@@ -15,6 +15,7 @@ carry the data. A message names the value seen, what is allowed, and the next st
     │   ├── DiskFullError           nothing was appended; make room, then send again
     │   ├── BrokerUnavailableError  no broker responds at the address; start it, or correct the address
     │   ├── ObjectStoreUnavailableError  the object store with the state fails; run again when it responds
+    │   ├── DeadlineError           the answer did not come in time: ask again, or give it longer
     │   └── OverloadError           the producer's buffer is full; slow down, or choose what is dropped
     ├── FencedError             a newer writer has taken over: close, never retry
     │   └── ProducerFencedError     a newer producer of the same name has taken over
@@ -86,6 +87,10 @@ class BrokerUnavailableError(RetriableError):
 
 class ObjectStoreUnavailableError(RetriableError):
     """The object store with the state failed, every time that it was tried. Run again when it responds."""
+
+
+class DeadlineError(RetriableError):
+    """A question was not answered by its deadline. Ask again, or give it longer."""
 
 
 class OverloadError(RetriableError):

@@ -103,6 +103,7 @@ def test_an_edge_with_a_token_shows_its_figures_to_who_has_it_and_its_health_to_
             found = figures(answer.read().decode())
         assert found["millstream_edge_events_total",] == 1
         assert found["millstream_edge_requests_total",] == 1
+        assert found["millstream_log_sync_seconds_count",] >= 1
         assert found["millstream_edge_refusals_total",] == 0
 
 

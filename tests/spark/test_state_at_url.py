@@ -71,7 +71,10 @@ def named(folder):
 LONG = pytest.mark.long
 
 
-@pytest.fixture(params=[pytest.param("file", marks=LONG), pytest.param("azure", marks=LONG), "s3"])
+ONLY_LONG = [pytest.param(name, marks=LONG) for name in ("file", "azure", "google", "hdfs")]
+
+
+@pytest.fixture(params=[*ONLY_LONG, "s3"])
 def url(request, tmp_path, monkeypatch):
     monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
     if request.param == "file":
@@ -86,7 +89,7 @@ def objects(url):
     return sorted(ObjectClient(url).names())
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_an_app_runs_goes_on_and_is_reset_and_leaves_nothing(
     no_spark, tmp_path, url, in_workers, monkeypatch
 ):
@@ -154,19 +157,15 @@ def faulty():
     return decide
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("file", marks=LONG),
-        pytest.param("azure", marks=LONG),
-        pytest.param("s3", marks=pytest.mark.thorough),
-    ]
-)
+@pytest.fixture(params=[*ONLY_LONG, pytest.param("s3", marks=pytest.mark.thorough)])
 def faulty_url(request, tmp_path, monkeypatch):
     """A URL of a store whose requests fail now and then, if there are any."""
     monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
     if request.param == "file":
         return f"file://{tmp_path}/state"
-    request.getfixturevalue(request.param).decide = faulty()
+    server = request.getfixturevalue(request.param)
+    for proxy in (server.names, server.data) if request.param == "hdfs" else (server,):
+        proxy.decide = faulty()
     return request.getfixturevalue(f"{request.param}_url")
 
 

@@ -18,4 +18,3 @@ def read_broker_metrics(node: BrokerNode, memory: RequestMemory, readings: Readi
         readings.add("broker_requests_total", count, api=api)
     readings.add("broker_request_memory_bytes", memory.held_bytes)
     readings.add("broker_log_writable", float(writer.failure is None))
-    readings.add_histogram("log_sync_seconds", writer.sync_times)

@@ -8,6 +8,7 @@ for everything else. A traceback therefore means a defect.
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -48,6 +49,7 @@ COMMANDS = {
     "reset": "Remove all that APP has made, so that its next run starts over from the log.",
     "ledger": "Show where every event of APP went: the ledger, per batch or in total.",
     "why": "Say why a window is open, an event late, a job behind, a row missing, or a value what it is.",
+    "ask": "Ask the app in FILE, or whose questions are served at URL, about its state.",
     "top": "Show what the apps of a log do, at a glance: how far behind, how fast, and where their time goes.",
     "alert": "Look at the figures of a log by the rules in FILE, and tell what is wrong.",
     "view": "Look at maintained views: list them, show rows, follow changes.",
@@ -114,4 +116,12 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Enter here from the shell."""
+    _replace_what_cannot_be_shown()
     sys.exit(run(sys.argv[1:]))
+
+
+def _replace_what_cannot_be_shown() -> None:
+    """Show "?" for a character that the encoding of the output lacks: a command has not failed because of it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")

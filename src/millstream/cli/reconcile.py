@@ -44,6 +44,8 @@ def reconcile(
 
 def line_of(table: TableComparison) -> str:
     """Say in a line how a table differs."""
+    if table.left_out:
+        return f"{table.table}: not compared, the capture does not read it any more"
     parts = [f"{table.table}: {table.rows:,} rows"]
     for what, keys in (
         ("missing", table.missing),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ from millstream.cli.log_format import log_format_option, set_log_format
 from millstream.cli.metrics_option import metrics_option
 from millstream.cli.spark_settings import spark_settings
 from millstream.cli.tables import Address, Choice
+from millstream.cli.token_option import token_option
+from millstream.edge.token_file import read_token
 from millstream.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -77,6 +80,13 @@ if TYPE_CHECKING:
 @log_format_option
 @metrics_option
 @click.option(
+    "--ask",
+    "questions",
+    metavar="HOST:PORT",
+    help="Answer questions about the app's state over HTTP at this address while it runs: see `millstream ask`.",
+)
+@token_option
+@click.option(
     "--ready-within",
     default="5 minutes",
     show_default=True,
@@ -101,6 +111,8 @@ def run(
     same_expressions: bool,
     log_format: str,
     metrics: str | None,
+    questions: str | None,
+    token_file: Path | None,
     ready_within: str,
     as_json: bool,
 ) -> None:
@@ -119,6 +131,7 @@ def run(
       millstream run app.py --engine local
       millstream run app.py --timeout "1 hour" --json
       millstream run app.py --metrics 127.0.0.1:9464
+      millstream run app.py --ask 127.0.0.1:8402
       millstream run app.py --master yarn --conf spark.executor.cores=2
     """
     set_log_format(log_format)
@@ -129,20 +142,22 @@ def run(
     app = find_app(path, name)
     if address is not None:
         app.use_log(address)
-    report = app.run(
-        until="caught-up" if until == "caught-up" else "stopped",
-        timeout=timeout,
-        count=count,
-        engine=engine,
-        master=master,
-        cores=cores,
-        settings=settings,
-        same_expressions=same_expressions,
-        metrics=metrics,
-        ready_within=ready_within,
-        on_progress=_show_json if as_json else None,
-        show=None if as_json else sys.stdout,
-    )
+    token = None if token_file is None else read_token(token_file)
+    with app.serve_questions(questions, token=token) if questions else nullcontext():
+        report = app.run(
+            until="caught-up" if until == "caught-up" else "stopped",
+            timeout=timeout,
+            count=count,
+            engine=engine,
+            master=master,
+            cores=cores,
+            settings=settings,
+            same_expressions=same_expressions,
+            metrics=metrics,
+            ready_within=ready_within,
+            on_progress=_show_json if as_json else None,
+            show=None if as_json else sys.stdout,
+        )
     click.echo(json.dumps(report.to_dict()) if as_json else str(report))
     if not report.ok:
         context.exit(1)

@@ -43,7 +43,7 @@ app_log_option = click.option(
 
 @click.group()
 def why() -> None:
-    """Say why a window is open, an event late, a job behind, a row missing, or a value what it is."""
+    """Say why a window or match is open, an event late, a job behind, a row missing, or a value so."""
 
 
 @why.command("open")
@@ -161,6 +161,46 @@ def why_value(
         kinds = opened.schema(view).kinds
     found = records_behind(app, view, dict(_key_value(text, kinds) for text in key))
     _print_answer(found, as_json=as_json)
+
+
+@why.command("match")
+@click.argument("file", metavar="FILE[:APP]")
+@click.argument("key", nargs=-1, metavar="[COLUMN=VALUE...]")
+@step_option
+@click.option("--limit", default=100, show_default=True, help="At most so many partial matches.")
+@app_log_option
+@json_option
+def why_match(
+    file: str,
+    key: tuple[str, ...],
+    step: str | None,
+    limit: int,
+    address: Path | str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """List the partial matches of the patterns of the app in FILE: their rows, what each waits for, when its time is over.
+
+    COLUMN=VALUE leaves those of other keys out. It describes the state after the last batch, whether the app runs or not.
+
+    \b
+    Examples:
+      millstream why match app.py
+      millstream why match app.py user=anna --step "match(cart)"
+    """
+    from millstream.ops.partial_matches import partial_matches
+
+    wanted = dict(_column_text(text) for text in key)
+    _print_answer(
+        partial_matches(edited_app(file, None, address), step, wanted, limit), as_json=as_json
+    )
+
+
+def _column_text(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise ConfigError(f"{text!r} is not COLUMN=VALUE. Name a column of the key: user=anna.")
+    return name, value
 
 
 def _key_value(text: str, kinds: dict[str, str]) -> tuple[str, Any]:

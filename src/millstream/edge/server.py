@@ -194,9 +194,9 @@ def _serve_http(
     """Serve HTTP until ``opened`` closes; return the address."""
     check_web_libraries("The edge over HTTP needs")
     from millstream import http as web  # noqa: PLC0415 - needs an extra
-    from millstream.edge.http.access import Access  # noqa: PLC0415 - the same
     from millstream.edge.http.appender import EventAppender  # noqa: PLC0415 - the same
     from millstream.edge.http.routes import EdgeRoutes  # noqa: PLC0415 - the same
+    from millstream.http_access import Access  # noqa: PLC0415 - the same
 
     appender = None
     if not settings.read_only:

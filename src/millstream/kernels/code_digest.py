@@ -88,6 +88,7 @@ _OF_CLASSES = frozenset(  # what Python itself puts into a class
         "__parameters__",
         "__qualname__",
         "__static_attributes__",
+        "__slotnames__",
         "__weakref__",
         "_abc_impl",
     }

@@ -28,33 +28,39 @@ def is_available() -> bool:
     return True
 
 
-def compiled(function: Function, *modules: ModuleType) -> Function:
+def compiled(function: Function, *modules: ModuleType, allocates: bool = True) -> Function:
     """Return the compiled function; it is compiled, or loaded, when it is first called.
 
     ``modules`` have the functions that it calls. What is kept for other processes is told by the file of the function
-    alone: it must change where one of these does.
+    alone: it must change where one of these does. Of a function that makes no arrays, and calls none that does,
+    ``allocates=False`` leaves out the counting of references to arrays, which each call that is given one does.
     """
     with _loading:
-        return cast("Function", _compiled(function, modules))
+        return cast("Function", _compiled(function, modules, allocates=allocates))
 
 
 @cache
-def _compiled(function: Callable[..., Any], modules: tuple[ModuleType, ...]) -> Callable[..., Any]:
+def _compiled(
+    function: Callable[..., Any], modules: tuple[ModuleType, ...], *, allocates: bool = True
+) -> Callable[..., Any]:
     numba: Any = import_module("numba")
+    options = {} if allocates else {"_nrt": False}
     for module in modules:
-        _register(module)
+        _register(module, **options)
     made: Callable[..., Any]
     try:
-        made = numba.njit(cache=True)(function)
+        made = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # no folder to keep it in can be written to: each process compiles it
-        made = numba.njit(function)
+        made = numba.njit(**options)(function)
     return made
 
 
 @cache
-def _register(module: ModuleType) -> None:
+def _register(module: ModuleType, **options: bool) -> None:
     """Let compiled functions call those of a module."""
     extending: Any = import_module("numba.extending")
+    register = extending.register_jitable
+    register = register(**options) if options else register
     for each in vars(module).values():
         if isinstance(each, FunctionType) and each.__module__ == module.__name__:
-            extending.register_jitable(each)
+            register(each)

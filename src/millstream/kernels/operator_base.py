@@ -29,6 +29,10 @@ class OperatorBase:
     def layout(self) -> StateLayout:
         return StateLayout()
 
+    @property
+    def queried_as_emitted(self) -> bool:
+        return True
+
     def output_watermark(self, watermark_us: int) -> int:
         return watermark_us
 

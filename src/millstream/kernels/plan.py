@@ -263,10 +263,14 @@ class SinkPlan:
 
 @dataclass(frozen=True)
 class StepDefinition:
-    """The name of a stateful step, and its definition by :mod:`millstream.kernels.definition`."""
+    """The name of a stateful step, and its definition by :mod:`millstream.kernels.definition`.
+
+    ``passed``: what the columns are that it takes of rows that a step above it passes on, if there are any.
+    """
 
     name: str
     description: Any
+    passed: Any = None
 
 
 @dataclass(frozen=True)

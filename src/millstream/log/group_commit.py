@@ -48,7 +48,7 @@ from millstream.errors import (
 )
 from millstream.log.batch import EncodedBatch
 from millstream.log.partition import Partition
-from millstream.metrics.histogram import DurationHistogram
+from millstream.metrics.histogram import SYNC_TIMES
 from millstream.record import TopicPartition
 from millstream.threads import Threads
 
@@ -140,7 +140,7 @@ class GroupCommit:
         self._commit_lock = threading.Lock()
         self.failure: MillstreamError | None = None  # why nothing more is accepted
         self.healthy = True  # no sync has failed
-        self.sync_times = DurationHistogram()
+        SYNC_TIMES.begin()
         self._pool = Threads(sync_threads, "millstream-sync") if sync_threads > 1 else None
 
     def append(self, appends: Sequence[PendingAppend], durability: Durability = "synced") -> None:
@@ -332,7 +332,7 @@ class GroupCommit:
             else:
                 _all_of(self._pool, [partition.sync for partition in partitions])
             if partitions:
-                self.sync_times.add(time.monotonic() - began_s)
+                SYNC_TIMES.add(time.monotonic() - began_s)
         except OSError as error:
             raise SyncFailedError(
                 f"the disk failed to keep what was written ({error}); nothing more is accepted. "

@@ -170,7 +170,6 @@ class LogWriter:
             sync_threads=sync_threads,
             background=background,
         )
-        self.sync_times = self._commit.sync_times  # how long syncs of appends took
         clocks = {"clock_ms": self._clock_ms, "running_ms": self.running_ms}
         self.transactions = TransactionCoordinator(self.control, self, **clocks)
         # 1. The partitions were recovered and synced; 2. their state and the header are published;

@@ -57,6 +57,7 @@ _PROCESS = """
 info                 | gauge   | version | Always 1; the label is the version of Millstream.
 metrics_cpu_seconds_total | counter | -  | CPU time that the figures of this server have cost.
 metrics_failed       | gauge   | source  | 1 if figures of this source could not be read, and are missing.
+log_sync_seconds     | histogram | - | How long a sync of the log took (fdatasync), of all partitions of a group of appends. Of a server that writes to the log's folder itself, and not through its owner or a broker.
 """
 _APP = """
 app_running                 | gauge   | app | 1 while a run of the app is alive, else 0.
@@ -98,7 +99,6 @@ broker_refusals_total       | counter | reason | Connections that the broker end
 broker_requests_total       | counter | api | Requests, by kind.
 broker_request_memory_bytes | gauge   | - | Memory that requests hold.
 broker_log_writable         | gauge   | - | 1 while the log accepts appends; 0 after the disk has failed.
-log_sync_seconds            | histogram | - | How long a sync of the log took (fdatasync), of all partitions of a group of appends.
 """
 _EDGE = """
 edge_requests_total         | counter | - | Requests to append.

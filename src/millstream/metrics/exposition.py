@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from millstream.errors import MillstreamError
+from millstream.metrics.histogram import SYNC_TIMES
 from millstream.metrics.readings import Readings
 
 CPU_SHARE_MAX = 0.01
@@ -111,6 +112,8 @@ class Exposition:
         readings = Readings()
         readings.add("info", 1, version=_version())
         readings.add("metrics_cpu_seconds_total", self._cpu_s)
+        if SYNC_TIMES.writes:
+            readings.add_histogram("log_sync_seconds", SYNC_TIMES)
         for name, read in self._sources.items():
             readings.add("metrics_failed", float(not self._read(name, read, readings)), source=name)
         return readings.text().encode() + generate_latest(self._process)

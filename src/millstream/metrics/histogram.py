@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
@@ -27,3 +28,24 @@ class DurationHistogram:
         """Return how many durations were within each bound, as Prometheus has it: with all below."""
         names = [*(str(bound) for bound in self._bounds_s), "+Inf"]
         return list(zip(names, map(float, accumulate(list(self._counts))), strict=True))
+
+
+class SyncTimes(DurationHistogram):
+    """How long syncs of logs took, of all logs that this process writes. Thread-safe."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self.writes = False
+
+    def begin(self) -> None:
+        """Say that this process writes a log: from now on there are figures, also before its first sync."""
+        self.writes = True
+
+    def add(self, seconds: float) -> None:
+        with self._lock:
+            super().add(seconds)
+
+
+SYNC_TIMES = SyncTimes()
+"""Those of this process: a broker, an edge, a capture or an app that owns the folder of its log."""

@@ -14,7 +14,11 @@ from millstream.choices import format_choices
 from millstream.errors import ConfigError
 
 _SHAPE = "s3://bucket/prefix"
-_SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gs", "az": "az", "file": "file"}
+_EXAMPLES = {
+    "file": "file:///folder",
+    "hdfs": "hdfs://namenode/folder, without a port; MILLSTREAM_WEBHDFS says where its WebHDFS is, if not at port 9870",
+}
+_SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gs", "az": "az", "hdfs": "hdfs", "file": "file"}
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
 _ALMOST_URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]+:/")
 _PLACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[^/\s]+)*")
@@ -88,6 +92,6 @@ def parse_url(text: str, what: str) -> ObjectUrl:
         )
     shape = _PATH if scheme == "file" else _PLACE
     if not shape.fullmatch(rest) or ".." in rest.split("/"):
-        example = "file:///folder" if scheme == "file" else _SHAPE
+        example = _EXAMPLES.get(scheme, _SHAPE)
         raise ConfigError(f"{what} is {text!r}. Give it as {example}.")
     return ObjectUrl(f"{_SCHEMES[scheme]}://{rest}")

@@ -106,6 +106,7 @@ class CachedObjectStore:
             self.client.delete(names)
             for name in names:
                 self.cache.remove(name)
+        self.client.delete_folders()
 
     def names(self, prefix: str = "") -> Iterator[str]:
         return self.client.names(prefix)

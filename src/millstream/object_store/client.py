@@ -1,36 +1,24 @@
-"""One object store, as requests: what obstore does for us, with our retries and counts.
-
-obstore has clients for S3, Google Cloud Storage and Azure in one small package without dependencies, puts an
-object only if its name is free, and is as fast as any (docs/decisions/0051). Its own retries are off: they
-say nothing, and do not cover a conditional put whose answer got lost.
-"""
+"""One object store, as requests with our retries and counts; whether HTTP is spoken to a cloud's store or to HDFS."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
 from millstream.errors import EnvironmentProblem
+from millstream.object_store.cloud_requests import CloudRequests
 from millstream.object_store.environment import environment_of, lacks_container
-from millstream.object_store.retries import Attempts, RetryLimits, is_conflict
+from millstream.object_store.requests import Page, Pages, Requests
+from millstream.object_store.retries import Attempts, RetryLimits
 from millstream.object_store.store import RequestCounts
+from millstream.object_store.webhdfs import WebHdfs
 
-if TYPE_CHECKING:
-    from obstore.store import ObjectStore as Library
-
-T = TypeVar("T")
-
-_TIMEOUT_S = 60  # of one request: an object has some 60 MB at most
-_CONNECT_TIMEOUT_S = 5
 _DELETES_MAX = 1000  # names of one request
-_PAGE_NAMES = 1000
 
 
 @dataclass
@@ -48,16 +36,10 @@ class ObjectClient:
         Raises:
             FileExistsError: the name is taken, by other bytes.
         """
-        import obstore  # noqa: PLC0415 - an extra
-        from obstore.exceptions import AlreadyExistsError  # noqa: PLC0415
 
         def call() -> None:
             try:
-                obstore.put(self._library, name, data, mode="create", use_multipart=False)
-            except AlreadyExistsError as error:
-                if is_conflict(error):
-                    raise
-                raise FileExistsError(f"{self.url}/{name} exists") from None
+                self._requests.put(name, data)
             except FileNotFoundError:
                 raise self._no_container() from None
 
@@ -87,8 +69,7 @@ class ObjectClient:
 
         def call() -> pa.Buffer:
             try:
-                # Both steps: a connection may be cut while the body is read.
-                return pa.py_buffer(memoryview(self._library.get(name).bytes()))
+                return pa.py_buffer(self._requests.get(name))
             except FileNotFoundError as error:
                 if lacks_container(error):
                     raise self._no_container() from None
@@ -114,11 +95,9 @@ class ObjectClient:
 
     def size(self, name: str) -> int | None:
         """Return the size of an object; None if there is none."""
-        import obstore  # noqa: PLC0415 - an extra
-
         attempts = self._attempts("head", name)
         try:
-            return int(attempts.run(lambda: obstore.head(self._library, name))["size"])
+            return attempts.run(lambda: self._requests.size(name))
         except FileNotFoundError:
             return None
         finally:
@@ -132,7 +111,7 @@ class ObjectClient:
         """Yield the names under a prefix, in order, with the sizes of their objects."""
         listing = _Listing(prefix)
         while True:
-            attempts, page = self._attempts("list", prefix), []
+            attempts = self._attempts("list", prefix)
             try:
                 page = attempts.run(partial(self._page, listing))
             finally:
@@ -142,27 +121,24 @@ class ObjectClient:
             yield from page
 
     def _delete(self, names: list[str]) -> None:
-        import obstore  # noqa: PLC0415 - an extra
+        self._requests.delete(names)
 
-        library = self._library
-        try:
-            obstore.delete(library, names)
-        except FileNotFoundError:  # some stores say so of one of many
-            for name in names:
-                with suppress(FileNotFoundError):
-                    obstore.delete(library, name)
+    def delete_folders(self) -> None:
+        """Delete the folders that objects were in, where a store has any, if they are empty."""
+        attempts = self._attempts("delete", "")
+        attempts.run(self._requests.delete_folders)
 
-    def _page(self, listing: _Listing) -> list[tuple[str, int]]:
+    def _page(self, listing: _Listing) -> Page:
         try:
-            return listing.next_page(self._library)
+            return listing.next_page(self._requests)
         except Exception as error:
             if isinstance(error, FileNotFoundError) or lacks_container(error):
                 raise self._no_container() from None
             raise
 
     @property
-    def _library(self) -> Library:
-        return _library(self.url, os.getpid())
+    def _requests(self) -> Requests:
+        return open_requests(self.url, os.getpid())
 
     def _attempts(self, what: str, name: str) -> Attempts:
         return Attempts(what, f"{self.url}/{name}", self.policy)
@@ -191,52 +167,29 @@ class _Listing:
     prefix: str
     _last: str = ""
     _given: str = ""  # the last name of all that was given before it began anew
-    _pages: Iterator[Sequence[Any]] | None = None
+    _pages: Pages | None = None
 
-    def next_page(self, library: Library) -> list[tuple[str, int]]:
+    def next_page(self, requests: Requests) -> Page:
         """Return the next names with their sizes; none at the end."""
         try:
             if self._pages is None:
-                self._pages = iter(library.list(self.prefix or None, chunk_size=_PAGE_NAMES))
-            for page in self._pages:
-                found = [(each["path"], each["size"]) for each in page]
-                if new := [each for each in found if each[0] > self._given]:
+                self._pages = requests.pages(self.prefix)
+            while page := self._pages.next_page():
+                if new := [each for each in page if each[0] > self._given]:
                     self._last = new[-1][0]
                     return new
         except BaseException:
-            self._pages, self._given = None, self._last
+            if self._pages is None or not self._pages.resumes:
+                self._pages, self._given = None, self._last
             raise
         return []
 
 
-def _timeouts() -> dict[str, Any]:
-    return {
-        "timeout": f"{_TIMEOUT_S}s",
-        "connect_timeout": f"{_CONNECT_TIMEOUT_S}s",
-        "allow_http": True,  # where the endpoint in the environment begins with http://
-    }
-
-
 @cache
-def _library(url: str, _process: int) -> Library:
-    """Return the library's store of this process: after a fork, the parent's has no threads.
+def open_requests(url: str, _process: int) -> Requests:
+    """Return what makes this process's requests under a URL.
 
     Raises:
-        EnvironmentProblem: the library is not installed, or the environment lacks what the store needs.
+        EnvironmentProblem: a library is not installed, or the environment lacks what the store needs.
     """
-    try:
-        from obstore.store import from_url  # noqa: PLC0415 - an extra
-    except ModuleNotFoundError as missing:
-        raise EnvironmentProblem(
-            f'no module named {missing.name!r}: {url} needs pip install "millstream[s3]"'
-        ) from missing
-    load: Callable[..., Any] = from_url
-    try:
-        opened: Library = load(url, client_options=_timeouts(), retry_config={"max_retries": 0})
-    except Exception as error:  # noqa: BLE001 - the library has one for each kind of store
-        there = environment_of(url)
-        raise EnvironmentProblem(
-            f"{url} can't be used: {type(error).__name__}. Check the URL, and what the environment says: {there.where}, for "
-            f"where it is, and {there.credentials}, for credentials."
-        ) from None
-    return opened
+    return WebHdfs.open(url) if url.startswith("hdfs://") else CloudRequests.open(url)

@@ -1,6 +1,6 @@
 """What each kind of store reads from the environment, for messages: which variables to look at when a request fails.
 
-obstore reads the variables itself. Where they give no credentials, it asks the metadata service of the cloud's machine for
+obstore reads the variables itself, but for those of HDFS. Where they give no credentials, it asks the metadata service of the cloud's machine for
 some, at an address that is the same in all clouds; on a machine elsewhere nothing answers there.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+WEBHDFS = "MILLSTREAM_WEBHDFS"
 _METADATA_SERVICE = ("169.254.169.254", "metadata.google.internal")
 _NO_CONTAINER = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
 
@@ -33,6 +34,7 @@ _OF_SCHEME = {
         "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ENDPOINT",
         "AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_KEY or AZURE_CLIENT_ID with AZURE_CLIENT_SECRET and AZURE_TENANT_ID",
     ),
+    "hdfs": StoreEnvironment("folder", WEBHDFS, "HADOOP_USER_NAME"),
 }
 
 

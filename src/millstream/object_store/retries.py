@@ -29,6 +29,8 @@ _KINDS = {
     "Interrupted": "the connection was cut",
     "Request": "the connection was cut",
 }
+TIMEOUT_S = 60  # of one request: an object has some 60 MB at most
+CONNECT_TIMEOUT_S = 5
 _CREDENTIALS_S = 20.0
 _OTHER_REGION = (
     "incorrectly configured region"  # the library's words for a redirection that S3 gives then
@@ -43,6 +45,14 @@ _REFUSALS = {
     "UnauthenticatedError",
     "UnknownConfigurationKeyError",
 }
+
+
+class RequestError(OSError):
+    """A request of ours that failed, and why, in words that may be shown. ``final``: another try would fail the same way."""
+
+    def __init__(self, reason: str, *, final: bool = False) -> None:
+        super().__init__(reason)
+        self.final = final
 
 
 @dataclass(frozen=True)
@@ -153,6 +163,8 @@ def describe(error: BaseException) -> str:
     The store's own words are left out: some repeat the key id and what was signed.
     """
     text = str(error)
+    if isinstance(error, RequestError):
+        return text
     status, code, kind = _STATUS.search(text), _CODE.search(text), _KIND.search(text)
     if status is not None:
         said = f"status {status[1]}{status[2].rstrip()}"
@@ -170,6 +182,8 @@ def _is_of_the_library(error: Exception) -> bool:
 
 def _is_final(error: Exception) -> bool:
     """Return whether the same request would fail again for the same reason."""
+    if isinstance(error, RequestError):
+        return error.final
     status = _STATUS.search(str(error))
     if type(error).__name__ in _REFUSALS or _OTHER_REGION in str(error):
         return True

@@ -33,7 +33,7 @@ from millstream.kernels.definition import canonical_text
 from millstream.kernels.plan import ForeachSinkSpec, JobPlan, TopicSinkSpec, ViewSinkSpec
 from millstream.object_store.address import state_url
 from millstream.object_store.place import StatePlace
-from millstream.ops.plan import ChangePlan, buckets_of_state, plan_change
+from millstream.ops.plan import ChangePlan, plan_change
 from millstream.ops.previous_version import (
     BEGUN_FROM,
     KeptCoverage,
@@ -74,7 +74,8 @@ from millstream.views.runs.version_folders import (
 )
 from millstream.views.schema import JOB
 from millstream.views.sink import RunStart
-from millstream.views.state_store.program import StoredProgram
+from millstream.views.state_store.definition_comparison import whole_definition
+from millstream.views.state_store.program import StoredProgram, buckets_of_state
 from millstream.views.state_store.program_change import (
     ProgramOutputs,
     ProgramState,
@@ -472,7 +473,10 @@ class Deployment:
         )
 
     def _views_to_keep(self, live: StateStore, beginning: RunProgram) -> list[str]:
-        """Return the views whose rows the new program changes or leaves out, or that going back would rebuild."""
+        """Return the views whose rows the new program changes or leaves out, or that going back would rebuild.
+
+        Going back rebuilds what was left out, with all that is on its paths: it misses what the new program has read.
+        """
         stored = live.program(
             self.app.name, JOB
         )  # if it is another one by now, the store refuses the switch
@@ -493,7 +497,8 @@ class Deployment:
             written,
             {name: one for name, one in there.items() if (name, STATE_STORE_VIEW) in written},
         )
-        back = compare_programs(after, stored, before, same_expressions=True)
+        left_out = there.keys() & before.schemas.keys() - schemas.keys()
+        back = compare_programs(after, stored, before, same_expressions=True, again=left_out)
         rebuilt = {one.name for one in back.parts if one.verdict == "rebuilds"}
         changing = rebuilt | self.rebuilt_views | self.filled_views.keys()
         return sorted(there.keys() & changing | there.keys() - schemas.keys())
@@ -585,6 +590,10 @@ def _end_offsets(log: Reader, part: JobPlan, position: Mapping[str, Any]) -> dic
 
 def _keys_in_part(program: StoredProgram, part: JobPlan) -> dict[str, str]:
     """Return the key that each step of a program has in a plan of a part of it."""
-    known = {canonical_text(step.description): key for key, step in part.program.steps.items()}
-    texts = {key: canonical_text(step["definition"]) for key, step in program.steps.items()}
-    return {key: known[text] for key, text in texts.items() if text in known}
+    parts = StoredProgram.of(part, program.partitioning)
+    known, texts = (
+        {key: canonical_text(whole_definition(step)) for key, step in one.steps.items()}
+        for one in (parts, program)
+    )
+    keys = {text: key for key, text in known.items()}
+    return {key: keys[text] for key, text in texts.items() if text in keys}

@@ -18,14 +18,13 @@ from millstream.errors import UnknownTopicError
 from millstream.kernels.definition import canonical_text, without_code
 from millstream.kernels.enrichment.operator import Enrichment
 from millstream.kernels.plan import JobPlan
-from millstream.kernels.state.keyhash import Buckets
 from millstream.ops.replay_start import ReplayStart, Starts
 from millstream.views.commit.committer import view_schemas
 from millstream.views.coverage import BatchBoundary, initial_coverage
 from millstream.views.position import TOPIC_IDS
 from millstream.views.runs.version_folders import kept_until
 from millstream.views.schema import JOB
-from millstream.views.state_store.program import StoredProgram, find_refusals
+from millstream.views.state_store.program import StoredProgram, buckets_of_state, find_refusals
 from millstream.views.state_store.program_change import (
     ProgramChange,
     ProgramOutputs,
@@ -244,12 +243,6 @@ def _first_run(app: App) -> ChangePlan:
     """Return the plan of an app that has committed nothing: all of it is computed for the first time."""
     app.plan()
     return ChangePlan(app.name, ProgramChange(()))
-
-
-def buckets_of_state(stored: StoredProgram) -> Buckets:
-    """Return how the keys of stored state are divided."""
-    division = stored.partitioning
-    return Buckets(division.get("bucket_count", stored.buckets), division.get("hash_seed", 0))
 
 
 def _speed(store: StateStore, app: str) -> float | None:

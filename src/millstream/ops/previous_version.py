@@ -34,7 +34,6 @@ from millstream.kernels.plan import JobPlan
 from millstream.log.files import DISK
 from millstream.object_store.folder import FolderStore
 from millstream.object_store.place import StatePlace
-from millstream.ops.plan import buckets_of_state
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW, view_schemas
 from millstream.views.coverage import (
     STATE_STORE_VIEW,
@@ -51,7 +50,8 @@ from millstream.views.runs.version_folders import (
     write_kept_until,
 )
 from millstream.views.schema import JOB, Fence, ViewChange, ViewSchema
-from millstream.views.state_store.program import StoredProgram
+from millstream.views.state_store.definition_comparison import same_definition, whole_definition
+from millstream.views.state_store.program import StoredProgram, buckets_of_state
 from millstream.views.state_store.program_paths import ProgramPaths
 from millstream.views.state_store.program_tables import RunProgram
 from millstream.views.state_store.store import StateStore
@@ -321,9 +321,16 @@ class _KeptPart:
     @cached_property
     def keys(self) -> dict[str, str]:
         """Under which key the version has each step of the part."""
-        known = self._keys_by_definition
-        texts = {key: canonical_text(step["definition"]) for key, step in self._now.steps.items()}
-        return {key: known[text] for key, text in texts.items() if text in known}
+        found = {}
+        for key, step in self._now.steps.items():
+            alike = self._keys_by_definition.get(canonical_text(step["definition"]), ())
+            same = [one for one in alike if self._is_same(one, step)]
+            if same:
+                found[key] = same[-1]
+        return found
+
+    def _is_same(self, kept: str, step: Mapping[str, Any]) -> bool:
+        return same_definition(whole_definition(self.program.steps[kept]), whole_definition(step))
 
     def refusals(self, log: Reader, *, partial_ok: bool) -> Iterator[str]:
         """Yield why the part cannot begin with what is kept, as texts that go on from "the version"."""
@@ -347,8 +354,11 @@ class _KeptPart:
         there = {one.name: one for one in self.store.views()}
         for schema in self.schemas:
             known = self._outputs.get(schema.name)
-            definition = canonical_text(self.part.program.outputs[schema.name])
-            if known is None or known.definition != definition or there.get(schema.name) != schema:
+            definition = self.part.program.outputs[schema.name]
+            is_same = known is not None and same_definition(
+                json.loads(known.definition), definition
+            )
+            if known is None or not is_same or there.get(schema.name) != schema:
                 yield f"it has not the rows of the view {schema.name!r}"
             elif not partial_ok and not is_complete(known.spans):
                 yield f"its view {schema.name!r} {partial_note(known.spans)}"
@@ -369,5 +379,8 @@ class _KeptPart:
         return {name: one for (name, label), one in outputs.items() if label == STATE_STORE_VIEW}
 
     @cached_property
-    def _keys_by_definition(self) -> dict[str, str]:
-        return {canonical_text(step["definition"]): key for key, step in self.program.steps.items()}
+    def _keys_by_definition(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for key, step in self.program.steps.items():
+            found.setdefault(canonical_text(step["definition"]), []).append(key)
+        return found

@@ -35,12 +35,13 @@ from millstream.kernels.steps import ColumnNames, StepResult
 from millstream.kernels.time.log_order import log_order_of
 from millstream.kernels.time.split_clocks import PartitionPunctuation
 from millstream.kernels.time.watermarks import SourceTime
-from millstream.ops.plan import buckets_of_state, edited_parts
+from millstream.ops.plan import edited_parts
 from millstream.pipeline.compiler import compile_plan
 from millstream.views.commit.committer import BatchResult, collect_results
 from millstream.views.position import TOPIC_IDS
 from millstream.views.retractions import view_change
 from millstream.views.schema import JOB
+from millstream.views.state_store.program import buckets_of_state
 from millstream.views.state_store.store import StateStore
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from millstream.errors import ConfigError
-from millstream.kernels.definition import canonical_text
 from millstream.ops.deploy import KEEP, DeployResult, Keeping, prepare, settle, utc_now
 from millstream.ops.plan import ChangePlan, plan_change
 from millstream.ops.previous_version import PreviousVersion
 from millstream.views.coverage import STATE_STORE_VIEW, is_complete
 from millstream.views.runs.control_files import hold_deployment
 from millstream.views.schema import JOB
+from millstream.views.state_store.definition_comparison import same_definition
 from millstream.views.state_store.program import StoredProgram, different_steps
 from millstream.views.store_location import open_state_store
 
@@ -74,8 +74,9 @@ def _lacking_rows(app: App, plan: ChangePlan, previous: PreviousVersion) -> set[
     """Return the views that would have fewer rows than the version that is kept.
 
     A deployment has computed their steps anew of what the log still held, or from a stated place on, so what is there is not
-    what that version would have gone on with, although the steps are the same.
+    what that version would have gone on with, although the steps are the same. Or the new program has left a view out, and run.
     """
+    assert plan.boundary is not None, "a version is kept of an app that has committed batches"
     kept = previous.coverage()
     declared = kept.keys() & {output.name for output in app.outputs}
     with open_state_store(app.state_store, readonly=True) as store:
@@ -85,9 +86,12 @@ def _lacking_rows(app: App, plan: ChangePlan, previous: PreviousVersion) -> set[
         if part.kind != "view" or part.is_computed or part.name not in declared:
             continue
         now = there.get((part.filled_from or part.name, STATE_STORE_VIEW))
-        if now is None or now.spans[-1].until is not None:
-            continue  # the new program left it out, and its step went on
-        if not is_complete(now.spans) and now.spans != kept[part.name]:
+        if now is None:
+            continue
+        until = now.spans[-1].until
+        has_missed = until is not None and until.batch_id != plan.boundary.batch_id
+        has_other = until is None and not is_complete(now.spans) and now.spans != kept[part.name]
+        if has_other or (has_missed and part.filled_from is None):
             found.add(part.name)
     return found
 
@@ -114,10 +118,11 @@ def _check_runs_something_else(app: App, plan: ChangePlan) -> None:
 def _check_is_that_version(app: str, kept: StoredProgram, now: StoredProgram) -> None:
     """Make sure that a program is the one that was kept, in all its steps and outputs."""
     found = [*different_steps(kept, now)]
-    for name in sorted(kept.outputs.keys() | now.outputs.keys()):
-        was, after = (canonical_text(one.outputs.get(name)) for one in (kept, now))
-        if was != after:
-            found.append(f"output {name!r}")
+    found += [
+        f"output {name!r}"
+        for name in sorted(kept.outputs.keys() | now.outputs.keys())
+        if not same_definition(kept.outputs.get(name), now.outputs.get(name))
+    ]
     if found:
         raise ConfigError(
             f"This is not the version of {app} that was there before the last deployment; it differs in: "

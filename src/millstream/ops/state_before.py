@@ -28,13 +28,12 @@ from millstream.errors import (
 from millstream.kernels.adopted_state import Manifests, StatePart, combine_state
 from millstream.kernels.enrichment.operator import Enrichment
 from millstream.kernels.plan import ForeachSinkSpec, JobPlan, ViewSinkSpec
-from millstream.ops.plan import buckets_of_state
 from millstream.ops.previous_version import link_runs
 from millstream.pipeline.compiler import compile_plan
 from millstream.views.position import SOURCE_OFFSET
 from millstream.views.runs.version_folders import PREVIOUS_FOLDER, PREVIOUS_NEW_FOLDER
 from millstream.views.schema import JOB, Fence
-from millstream.views.state_store.program import StoredProgram, different_steps
+from millstream.views.state_store.program import StoredProgram, buckets_of_state, different_steps
 from millstream.views.state_store.program_switch import SWITCHED_BY, ProgramSwitch
 from millstream.views.state_store.program_tables import RunProgram
 from millstream.views.state_store.store import StateStore

@@ -37,11 +37,11 @@ from millstream.pipeline.debezium import (
     envelope_options,
     group_of,
 )
-from millstream.pipeline.declaration import AppDeclaration
 from millstream.pipeline.engine_choice import EngineName, choose_engine
 from millstream.pipeline.expressions import Column, as_expression
 from millstream.pipeline.graph import DataFrameNode, GraphNode, OperatorNode, Output
 from millstream.pipeline.progress_table import shown_on
+from millstream.pipeline.questions import QueryableApp
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.spark_extra import spark_extra
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class App(AppDeclaration):
+class App(QueryableApp):
     """A pipeline: declare topics, streams and views on it, then :meth:`run` it.
 
     Args:
@@ -85,7 +85,7 @@ class App(AppDeclaration):
         state: The folder in which state and views are kept, as ``apps/<name>``: the log's own, if it is
             a folder. Where the log is behind ``kafka://`` it must be given, and is what ``log=`` is to
             whatever reads views (``ms.view``, ``millstream view``, ``millstream ui``). Or a URL for the
-            runs of state, ``s3://bucket/prefix``, ``gs://…``, ``az://…`` or ``file:///…``: then every
+            runs of state, ``s3://bucket/prefix``, ``gs://…``, ``az://…``, ``hdfs://…`` or ``file:///…``: then every
             executor reads and writes them there, through a cache on its own disk, and needs no folder of the
             driver's. Views and position stay in the log's folder, or in ``local``, unless ``store`` says where; then
             the app may go on in any folder, on any machine. Endpoint, region and credentials come from the

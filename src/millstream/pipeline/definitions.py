@@ -4,13 +4,17 @@ That is the step itself, and everything on the paths from the sources to it: top
 read, event time, watermarks, stateless steps. A stateful step on a path represents all above it. The
 names of steps and the order of declaration are not part of it.
 
+A step that passes on rows as they came (a dedup, a budget, a look-up, the late rows of a window) is defined by the columns that it
+reads itself. What the others are is said beside the definition of whatever takes them below, as ``passed``
+(docs/decisions/0125).
+
 Left out, because they move no event into or out of a state: how long the job waits for a partition
 (``idle``, ``align``), what happens to rows that fail, and the sinks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +30,7 @@ from millstream.kernels.definition import (
 )
 from millstream.kernels.plan import Program, StepDefinition
 from millstream.kernels.static_lookup import StaticLookup
-from millstream.kernels.steps import is_defining
+from millstream.kernels.steps import Drop, is_defining
 from millstream.kernels.tables.static_rows import StaticRows
 from millstream.pipeline.graph import (
     DataFrameNode,
@@ -50,16 +54,17 @@ class Definitions:
 
     nodes: Sequence[GraphNode | Output]
     steps: dict[OperatorNode, Description] = field(default_factory=dict)
+    passed: dict[OperatorNode, list[Description]] = field(default_factory=dict)
     keys: dict[OperatorNode, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         operators = [node for node in self.nodes if isinstance(node, OperatorNode)]
         for node in operators:  # each after those above it
-            reads = [
-                self._reads(parent, node.kernel.columns_read(number))
-                for number, parent in enumerate(node.inputs)
-            ]
+            wanted = [node.kernel.columns_read(number) for number in range(len(node.inputs))]
+            edges = [*zip(node.inputs, wanted, strict=True)]
+            reads = [self._reads(*edge) for edge in edges]
             self.steps[node] = {**describe_step(node.kernel), "reads": reads}
+            self.passed[node] = [one for edge in edges for one in _passed_on(*edge)]
         keys = definition_keys([self.steps[node] for node in operators])
         self.keys = dict(zip(operators, keys, strict=True))
 
@@ -69,7 +74,9 @@ class Definitions:
         topics = {node.topic for node in self.nodes if isinstance(node, SourceNode)}
         return Program(
             steps={
-                self.keys[node]: StepDefinition(node.kernel.name, definition)
+                self.keys[node]: StepDefinition(
+                    node.kernel.name, definition, self.passed[node] or None
+                )
                 for node, definition in self.steps.items()
             },
             outputs={output.name: self._output(output) for output in outputs},
@@ -89,10 +96,12 @@ class Definitions:
     def _output(self, output: Output) -> Description:
         columns = [name for name, _ in output.schema]
         schema = {name: repr(dtype) for name, dtype in output.schema}
+        passed = [*_passed_on(output.parent, set(columns))]
         return {
             "key": list(output.key),
             "columns": schema,
             "reads": [self._reads(output.parent, set(columns))],
+            **({"passed": passed} if passed else {}),
         }
 
     def _reads(self, node: GraphNode, wanted: WantedColumns) -> dict[str, Any]:
@@ -117,6 +126,35 @@ class Definitions:
         path = self._reads(node.parent, node.step.columns_before(wanted))
         steps = [describe_step(node.step)] if is_defining(node.step, wanted) else []
         return {**path, "steps": [*path["steps"], *steps]}
+
+
+def _passed_on(
+    node: GraphNode, wanted: WantedColumns, *, crossed: bool = False
+) -> Iterator[Description]:
+    """Describe what the columns are that come to a node through steps that pass on rows as they came.
+
+    There is one description for each source of such rows: the fields that are taken, and the steps that leave columns out where an
+    expression below stands for all. All else on the way is part of the definitions of the steps that pass the rows on.
+    Of a DataFrame all columns are. ``crossed``: one of them has been crossed.
+    """
+    if isinstance(node, SourceNode) and crossed:
+        read = _read(node, wanted)
+        yield {name: read[name] for name in ("topic", "fields", "steps")}
+    elif isinstance(node, UnionNode):
+        found = (one for each in node.inputs for one in _passed_on(each, wanted, crossed=crossed))
+        yield from sorted(found, key=canonical_text)
+    elif isinstance(node, LateNode):
+        yield from _passed_on(node.parent.inputs[0], wanted, crossed=True)
+    elif isinstance(node, OperatorNode) and node.kernel.transparent:
+        yield from _passed_on(node.inputs[0], wanted, crossed=True)
+    elif isinstance(node, NativeNode):
+        yield from _passed_on(node.parent, set(node.schema_in.names), crossed=crossed)
+    elif isinstance(node, StepNode):
+        leaves_out = wanted is None and isinstance(node.step, Drop)
+        steps = [describe_step(node.step)] if leaves_out else []
+        before = node.step.columns_before(wanted)
+        for one in _passed_on(node.parent, before, crossed=crossed):
+            yield {**one, "steps": [*one["steps"], *steps]}
 
 
 def _static_table(node: GraphNode | Output) -> StaticRows | None:

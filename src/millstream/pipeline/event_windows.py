@@ -18,13 +18,15 @@ from millstream.kernels.sessions.spans import END, EXPIRED_END, START, TILL, Ses
 from millstream.kernels.trigger import EachBatch, EmitStrategy
 from millstream.kernels.windows.count_panes import CountPaneOperator
 from millstream.kernels.windows.count_windows import NUMBER, CountWindow, CountWindowOperator
-from millstream.kernels.windows.pane_values import PANE_TYPES
+from millstream.kernels.windows.pane_values import PANE_COLUMNS, PANE_TYPES
 from millstream.kernels.windows.signed_count_windows import SignedCountWindowOperator
 from millstream.kernels.windows.sliding_panes import SlidingPaneOperator
+from millstream.kernels.windows.sliding_triggers import SlidingTriggerOperator
 from millstream.kernels.windows.sliding_windows import Sliding, SlidingWindowOperator
 from millstream.pipeline.checks import type_of
+from millstream.pipeline.refused_emits import check_emitted
 from millstream.pipeline.schema import ColumnTypes
-from millstream.pipeline.shape import StreamShape, windowed_shape
+from millstream.pipeline.shape import EqualRows, StreamShape, windowed_shape
 from millstream.pipeline.window_columns import WINDOW_COLUMNS, typed_aggregation
 from millstream.pipeline.windows import EventWindow
 
@@ -39,8 +41,8 @@ def aggregate_event_windows(
     emission: EmitStrategy,
 ) -> tuple[Operator, StreamShape]:
     """Build the operator of windows that depend on the events; the aggregates' names are checked."""
-    _check_no_once(window, emission)
     signed = shape.mode == "retract"
+    check_emitted(window, emission, taken_back=signed)
     builder = _EventWindowBuilder(
         shape,
         emission,
@@ -55,6 +57,7 @@ def aggregate_event_windows(
         kernel, columns, key = builder.count_window(window)
     window_key = builder.window_key(window)
     starts = WINDOW_COLUMNS if isinstance(window, Sliding) else ()
+    ends = WINDOW_COLUMNS[1:] if isinstance(window, SessionWindow) else starts
     shape_out = windowed_shape(
         shape,
         emission,
@@ -63,6 +66,8 @@ def aggregate_event_windows(
         window_key,
         row_keys=_row_keys(window, window_key, by),
         stable=() if signed else (*starts, *by),
+        timed=ends,
+        equal_rows=builder.equal_rows(window),
         no_windows=builder.no_windows_after(window),
     )
     return kernel, shape_out
@@ -73,17 +78,8 @@ def _row_keys(
 ) -> tuple[tuple[str, ...], ...]:
     """Return the sets of columns each of which identifies a row."""
     if isinstance(window, Sliding):
-        return tuple((label, *by) for label in WINDOW_COLUMNS)
+        return tuple((label, *window_key[1:], *by) for label in WINDOW_COLUMNS)
     return ((*by, NUMBER),) if isinstance(window, CountWindow) else ((*window_key, *by),)
-
-
-def _check_no_once(window: EventWindow, emission: EmitStrategy) -> None:
-    if isinstance(window, Sliding) and emission.once:
-        raise ConfigError(
-            f"{window} has early=ms.once(…). Its rows are those of SQL's OVER, one for each event, which have no "
-            "trigger in Beam or Flink; what comes once is the row that counts all. Leave early out, or say "
-            'early=None; emit "final" for one row; or take ms.hopping, whose windows can fire once.'
-        )
 
 
 BuiltOperator = tuple[Operator, ColumnTypes, tuple[str, ...]]
@@ -108,14 +104,14 @@ class _EventWindowBuilder:
 
         The parts of a session that ``discard`` emits are counted from 0 again when it merges with others.
         """
+        if isinstance(window, Sliding) and window.rank is not None:
+            return ("window_start", window.rank)
         if not isinstance(window, SessionWindow):
             return ("window_start",)
         in_parts = self.emission.mode == "discard" and not self.emission.once
         return ("window_start", "window_end") if in_parts else window.window_key
 
     def session(self, window: SessionWindow) -> BuiltOperator:
-        if self.signed:
-            self._check_signed_session(window)
         aggregation = self._typed(OVERLAPS)
         if window.gap is not None:
             self._check_gap(window.gap)
@@ -132,34 +128,34 @@ class _EventWindowBuilder:
         operator = SignedSessionOperator if self.signed else SessionOperator
         return operator(self.name, window, panes, rows), columns, aggregation.by
 
-    def _check_signed_session(self, window: SessionWindow) -> None:
-        """Make sure that what is asked of sessions is defined where events may be taken back."""
-        after = f'{window} comes after emit("retract"), whose rows take others back'
-        if window.strict:
-            raise ConfigError(
-                f"{after}, with strict=True: what it calls late would depend on events that are gone. Leave "
-                'strict out, and look at overlaps_closed; or emit "final" above.'
-            )
-        if self.emission.panes or not self.emission.suppress_unchanged:
-            what = "panes=True" if self.emission.panes else "suppress_unchanged=False"
-            raise ConfigError(
-                f"{after}. It emits how its sessions change, without panes: leave {what} out of emit, or "
-                'emit "final" above.'
-            )
-        self._check_triggers("session over rows that are taken back")
-
     def sliding(self, window: Sliding) -> BuiltOperator:
-        self._check_emission("sliding", "final", "update", "retract")
-        emission, aggregation = self.emission, self._typed()
+        triggers = self.emission.early, self.emission.late
+        triggered = any(trigger not in (None, EachBatch()) for trigger in triggers)
+        own = () if window.rank is None else (window.rank,)
+        if set(own) & {*WINDOW_COLUMNS, *(PANE_COLUMNS if self.emission.panes else ())}:
+            raise ConfigError(
+                f"sliding's rank is {window.rank!r}, a column that windows give. Choose another name."
+            )
+        emission, aggregation = self.emission, self._typed(*own)
         waits = emission.mode != "final" and emission.early is None
         computes_anew = self.signed or emission.panes or waits
         operator = SlidingPaneOperator if computes_anew else SlidingWindowOperator
+        operator = SlidingTriggerOperator if triggered else operator
         lateness_us = 0 if self._closes_on_time else self.shape.lateness_us
         kernel = operator(self.name, aggregation, emission, window, lateness_us)
         columns = kernel.result_schema(pl.DataFrame(schema=self.shape.columns))
         if emission.panes:
             columns |= PANE_TYPES
         return kernel, columns, aggregation.by
+
+    def equal_rows(self, window: EventWindow) -> EqualRows | None:
+        """Return whether rows may be equal: those of sliding windows of which several look back from one time."""
+        if not isinstance(window, Sliding) or window.rank is not None:
+            return None
+        if self.shape.is_alone(self.untyped.by):
+            return None
+        once = self.emission.mode == "final" and self.emission.late_policy != "correct"
+        return "apart" if self.signed and not once else "together"
 
     @property
     def _closes_on_time(self) -> bool:
@@ -170,11 +166,6 @@ class _EventWindowBuilder:
         if self.signed:
             return self._signed_count_window(window)
         in_panes = self._counts_in_panes(window)
-        if self.emission.late_policy != "drop":
-            raise ConfigError(
-                f'count_window comes after late="{self.emission.late_policy}", but no event is late '
-                "for it. Leave it out."
-            )
         aggregation = self._typed(NUMBER)
         operator = CountPaneOperator if in_panes else CountWindowOperator
         kernel = operator(self.name, aggregation, self.emission, window)
@@ -184,17 +175,6 @@ class _EventWindowBuilder:
         return kernel, results, (*aggregation.by, NUMBER)
 
     def _signed_count_window(self, window: CountWindow) -> BuiltOperator:
-        after = f'{window} comes after emit("retract"), whose rows take others back'
-        if self.emission.mode != "final":
-            raise ConfigError(
-                f"{after}. One row more or less moves a row of each later window of the key, so a window is "
-                'emitted when nothing can be taken back any more: as "final". Leave emit out; or emit "final" above.'
-            )
-        if self.emission.late_policy != "drop":
-            raise ConfigError(
-                f'{after}, and after late="{self.emission.late_policy}". A row that comes too late is left out '
-                "there, and counted: leave late out."
-            )
         aggregation = self._typed(NUMBER, untyped=replace(self.untyped, weighted=False))
         kernel = SignedCountWindowOperator(
             self.name, aggregation, self.emission, window, self.shape.lateness_us
@@ -209,22 +189,10 @@ class _EventWindowBuilder:
     def _counts_in_panes(self, window: CountWindow) -> bool:
         """Return whether count windows emit otherwise than when full, or with every batch that changes them."""
         emission = self.emission
-        if emission.late not in (None, EachBatch()):
-            raise ConfigError(
-                "count_window has no late rows: it has no end in time, so no event is late for it. Leave emit's "
-                "late out."
-            )
         plain = emission.early in (None, EachBatch()) and not emission.panes
         if emission.mode == "final" or (emission.mode == "update" and plain):
             return False
-        if window.timeout_us is None:
-            return True
-        if emission.mode == "retract" and plain:
-            return False
-        raise ConfigError(
-            f'{window} has a timeout, and emits "final", or "update" or "retract" with early="batch" or None, '
-            "without panes. Choose one of these, or leave the timeout out."
-        )
+        return not (emission.mode == "retract" and plain and window.timeout_us is not None)
 
     def no_windows_after(self, window: EventWindow) -> str:
         """Say why no window may follow, and what to do; empty if one may."""
@@ -241,22 +209,6 @@ class _EventWindowBuilder:
             f'{window} with emit("{emission.mode}"): the time of an open window moves with its events, so a row '
             'that is taken back would be late. Emit "final" or "discard" there.'
         )
-
-    def _check_emission(self, window: str, *modes: str) -> None:
-        """Make sure that windows which emit by batch are not asked to emit otherwise."""
-        emission = self.emission
-        if emission.mode not in modes:
-            allowed = ", ".join(f'"{mode}"' for mode in modes)
-            raise ConfigError(f'{window} cannot emit "{emission.mode}". Choose one of {allowed}.')
-        self._check_triggers(window)
-
-    def _check_triggers(self, window: str) -> None:
-        for name, trigger in (("early", self.emission.early), ("late", self.emission.late)):
-            if trigger not in (None, EachBatch()):
-                raise ConfigError(
-                    f"{window} emits with every batch what that changed, or nothing: emit's {name} is "
-                    f'"batch" or None. For rows at other times, window what it emits by time.'
-                )
 
     def _typed(self, *taken: str, untyped: Aggregation | None = None) -> Aggregation:
         for name in (*self.untyped.by, *self.untyped.names):

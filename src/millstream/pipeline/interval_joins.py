@@ -11,7 +11,7 @@ from millstream.kernels.joins.interval_join import IntervalJoin, IntervalJoinKin
 from millstream.kernels.joins.join_input import JoinedColumns
 from millstream.kernels.joins.signed_interval_join import SignedIntervalJoin
 from millstream.pipeline.checks import SPAN_US_MAX
-from millstream.pipeline.shape import StreamShape
+from millstream.pipeline.shape import EqualRows, StreamShape
 from millstream.pipeline.table_joins import JoinKeys, On, join_keys, joined_columns
 
 Within = tuple[Duration, Duration]
@@ -68,6 +68,7 @@ def build_interval_join(
         mode="retract" if signed or emit == "eager" else None,
         window_key=(),
         row_keys=_row_keys(left, right, keys, columns) if signed else (),
+        equal_rows=_equal_rows(left, right),
         stable=_stable(columns, how) if emit == "eager" and not signed else (),
         takes_back=signed,
         names=left.names,
@@ -79,6 +80,12 @@ def _stable(columns: JoinedColumns, how: IntervalJoinKind) -> tuple[str, ...]:
     """Return the columns that a row without a partner and the pair that replaces it have in common."""
     sides = {"left": (columns.left,), "right": (columns.right,)}.get(how, ())
     return tuple(name for side in sides for name in side.names)
+
+
+def _equal_rows(left: StreamShape, right: StreamShape) -> EqualRows | None:
+    """Return how pairs may be equal: as the rows of either side may."""
+    both = {left.equal_rows, right.equal_rows}
+    return "apart" if "apart" in both else "together" if "together" in both else None
 
 
 def _row_keys(

@@ -149,8 +149,8 @@ class PatternCollection(Collection):
 
         Raises:
             ConfigError: the pattern has no end; a condition or measure does not fit.
-            UserCodeError: when it runs: ``after_match`` skips to a variable that the match has no row of, or to its first row; or finding a match
-                takes more than 5 million steps.
+            UserCodeError: when it runs, with ``on_error="stop"``: ``after_match`` skips to a variable that the match has no row of, or to its first
+                row; or finding a match takes very many steps. Otherwise the rows become a dead letter.
         """
         columns = self.shape.key_columns(partition_by, "match_recognize's partition_by")
         node, shape = when_final(self.node, self.shape, columns, "match_recognize")
@@ -210,7 +210,7 @@ class PatternCollection(Collection):
             for each key of which there is something to know, and the rows that wait.
 
         Raises:
-            ConfigError: rows may be taken back; a schema, state or the function is not one.
+            ConfigError: rows may be taken back, and the function has no ``on_retraction``; a schema, state or the function is not one.
             UserCodeError: when it runs: all of more than 100 calls of a batch fail.
         """
         node, shape = build_process(

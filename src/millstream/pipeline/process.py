@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
-from typing import get_args
+from typing import Any, get_args
 
 from millstream.choices import choose, did_you_mean
 from millstream.errors import ConfigError
@@ -15,8 +16,10 @@ from millstream.kernels.process.frame_function import FrameFunction
 from millstream.kernels.process.function import VERSION_MAX, ProcessFunction, states_of
 from millstream.kernels.process.operator import KeyedProcess, OutputColumns, RowOrder
 from millstream.kernels.process.side_outputs import SelectOutput
+from millstream.kernels.process.signed_process import SignedProcess
 from millstream.kernels.process.values import conversion
 from millstream.pipeline.checks import declared_at, require_unreserved, whole_number
+from millstream.pipeline.final_rows import may_change, timed_changes
 from millstream.pipeline.graph import (
     GraphNode,
     OperatorNode,
@@ -28,7 +31,7 @@ from millstream.pipeline.shape import StreamShape, late_columns_of
 from millstream.pipeline.stateless import FrameSchema, declared_columns
 
 _OUTPUTS_MAX = 1000
-_BY_ROW = ("on_row", "on_timer", "on_processing_timer")
+_BY_ROW = ("on_row", "on_retraction", "on_timer", "on_processing_timer")
 _IN_FRAMES = ("on_rows", "on_timers")
 
 
@@ -46,8 +49,9 @@ def build_process(
 ) -> tuple[GraphNode, StreamShape]:
     """Check what is declared; return the node of the main output, and its shape."""
     _check_function(function)
-    _check_events(shape)
     choose("process's order", order, get_args(RowOrder))
+    signed = isinstance(function, ProcessFunction) and function.defines("on_retraction")
+    shape, changes = _changes(shape, order) if signed else (_events(shape), False)
     main = _columns("process's schema", schema)
     outputs: list[tuple[str | None, OutputColumns]] = [(None, tuple(main.items()))]
     for output, given in _named(side_outputs):
@@ -64,7 +68,7 @@ def build_process(
         )
     late_columns = late_columns_of(shape, "process")
     step = shape.names.unique(name or f"process({type(function).__name__})")
-    kernel = KeyedProcess(
+    given = dict[str, Any](
         name=step,
         by=by,
         function=function,
@@ -79,7 +83,8 @@ def build_process(
         processing_timers=processing_timers,
         code=UserCode(step, declared_at(), on_error),
     )
-    made = StreamShape(columns=main, late_columns=late_columns, names=shape.names)
+    kernel = SignedProcess(**given, changes=changes) if signed else KeyedProcess(**given)
+    made = _shape_of(kernel, replace(shape, columns=main, late_columns=late_columns))
     operator = OperatorNode((node,), kernel)
     return (operator if len(outputs) == 1 else _output_node(operator, kernel, 0)), made
 
@@ -106,7 +111,8 @@ def side_output_of(
             f"{did_you_mean(str(output), [name for name in names if name is not None])}"
         )
     number = 1 + names.index(output)
-    made = StreamShape(columns=dict(kernel.outputs[number][1]), names=shape.names)
+    columns = dict(kernel.outputs[number][1])
+    made = _shape_of(kernel, replace(shape, columns=columns, late_columns=None))
     return _output_node(operator, kernel, number), made
 
 
@@ -148,14 +154,44 @@ def _check_function(function: object) -> None:
             )
 
 
-def _check_events(shape: StreamShape) -> None:
+def _shape_of(kernel: KeyedProcess, shape: StreamShape) -> StreamShape:
+    """Return the shape of an output, of which its columns and late columns are known."""
+    made = StreamShape(columns=shape.columns, late_columns=shape.late_columns, names=shape.names)
+    return replace(made, mode="retract", takes_back=True) if kernel.signed else made
+
+
+def _events(shape: StreamShape) -> StreamShape:
+    """Return the shape of rows that hold for good.
+
+    Raises:
+        ConfigError: they may be taken back.
+    """
     if shape.is_late:
         raise ConfigError("process comes after late rows. View them, or send them to a topic.")
     if shape.is_table or shape.mode not in (None, "final"):
         raise ConfigError(
-            "process comes after rows that may be replaced or taken back, and a function cannot take back what it did "
-            'with them. Emit "final" above, or process the events before the window or table.'
+            "process comes after rows that may be replaced or taken back, and the function does not say what it does "
+            'then. Give it an on_retraction, emit "final" above, or process the events before the window or table.'
         )
+    return shape
+
+
+def _changes(shape: StreamShape, order: RowOrder) -> tuple[StreamShape, bool]:
+    """Return the shape of rows for a function that takes them back, and whether they may be taken back.
+
+    Raises:
+        ConfigError: they are parts, or late rows; or they are to come in the order of time.
+    """
+    if order != "arrival":
+        raise ConfigError(
+            'process has order="time" and a function with on_retraction: what is taken back comes after the watermark has '
+            'passed it. Say order="arrival".'
+        )
+    if shape.mode == "discard" or shape.is_table or not may_change(shape):
+        return (shape, False) if shape.mode == "retract" else (_events(shape), False)
+    if shape.is_late:
+        raise ConfigError("process comes after late rows. View them, or send them to a topic.")
+    return timed_changes(shape, "process"), True
 
 
 def _named(side_outputs: Mapping[str, FrameSchema] | None) -> list[tuple[str, FrameSchema]]:

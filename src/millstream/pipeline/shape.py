@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from millstream.errors import ConfigError
 from millstream.kernels.column_types import check_column, check_key
@@ -18,6 +19,8 @@ from millstream.pipeline.checks import require_column, require_free
 from millstream.pipeline.expressions import names_given
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.window_columns import WINDOW_COLUMNS
+
+EqualRows = Literal["together", "apart"]
 
 
 class StepNames:
@@ -51,6 +54,8 @@ class StreamShape:
             row among those that hold.
         stable: Of such a stream, while no row is taken back without another in its place: the columns that
             both have in common.
+        timed: The columns that each say the same as the event time.
+        equal_rows: Whether several equal rows may have one of ``row_keys``, and are taken back together, or apart.
         takes_back: Whether rows may be taken back without another in their place, also where rows replace
             one another.
         may_fail: Whether a step since the window above may fail on a row, where rows replace one another.
@@ -75,6 +80,8 @@ class StreamShape:
     append_only: bool = False
     row_keys: tuple[tuple[str, ...], ...] = ()
     stable: tuple[str, ...] = ()
+    timed: tuple[str, ...] = ()
+    equal_rows: EqualRows | None = None
     takes_back: bool = False
     may_fail: bool = False
     no_windows: str = ""
@@ -108,6 +115,11 @@ class StreamShape:
         Where a row replaces another, the window above then emits both, as with ``"retract"``.
         """
         return replace(self, mode="retract") if self.mode == "update" else self
+
+    def is_alone(self, key: Sequence[str]) -> bool:
+        """Whether it is known that no two of the rows that hold agree in these columns and the event time."""
+        told = {*key, *self.timed}
+        return self.equal_rows is None and any(set(one) <= told for one in self.row_keys)
 
 
 def check_events(shape: StreamShape, what: str) -> None:
@@ -145,6 +157,8 @@ def windowed_shape(
     *,
     row_keys: tuple[tuple[str, ...], ...] = (),
     stable: tuple[str, ...] = (),
+    timed: tuple[str, ...] = (),
+    equal_rows: EqualRows | None = None,
     no_windows: str = "",
 ) -> StreamShape:
     """Return the shape of what windows over a stream emit."""
@@ -164,6 +178,8 @@ def windowed_shape(
         window_key=window_key,
         row_keys=() if mode == "discard" else row_keys,
         stable=stable if changes else (),
+        timed=timed,
+        equal_rows=equal_rows,
         takes_back=changes and shape.mode == "retract",
         may_fail=False,
         no_windows=no_windows,

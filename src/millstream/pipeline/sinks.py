@@ -130,6 +130,7 @@ class SinkBuilder:
             ConfigError: it may have several.
         """
         shape, of_key = self.shape, set(key)
+        self._check_equal_rows(what, key)
         if (shape.mode != "retract" and not shape.takes_back) or any(
             set(one) <= of_key for one in shape.row_keys
         ):
@@ -148,6 +149,26 @@ class SinkBuilder:
             f"{what} keeps one row for each key, of rows of which some are taken back: one of two rows of a key "
             f"would delete the other. {identity}, add the rows up by the key in a window, or write all changes "
             "to a topic or dataset."
+        )
+
+    def _check_equal_rows(self, what: str, key: Sequence[str]) -> None:
+        """Make sure that no row is taken back while an equal one stays, which it would delete.
+
+        Where rows replace one another, a row that is taken back says that there is none any more.
+
+        Raises:
+            ConfigError: one may be.
+        """
+        shape, of_key = self.shape, set(key)
+        signed = shape.mode == "retract" or self._must_delete(key)
+        known = [one for one in shape.row_keys if set(one) <= of_key]
+        if shape.equal_rows != "apart" or not signed or not known:
+            return
+        keys = ", ".join(map(repr, known[0]))
+        raise ConfigError(
+            f"{what} keeps one row for each key, of rows of a sliding window over rows that may be taken back. "
+            "Rows of one time are equal there, and one that is taken back would delete the others. Number them: "
+            'ms.sliding(…, rank="place"), or make a table of them: table(key=[' + keys + "])."
         )
 
     def _table_key(self, what: str, key: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -202,6 +202,7 @@ def shape_after(step: Step, shape: StreamShape, columns: ColumnTypes) -> StreamS
         key_not_null=shape.key_not_null and primary_key is not None,
         row_keys=tuple(key for key in keys if key is not None),
         stable=_stable_after(step, shape.stable),
+        timed=_timed_after(step, shape.timed),
         may_fail=shape.mode == "update" and (shape.may_fail or may_fail(step, shape.columns)),
     )
 
@@ -211,6 +212,12 @@ def _changes_rows(step: Step) -> bool:
     if isinstance(step, MapFrames):
         return step.rows != "same"
     return isinstance(step, (Filter, Explode, AssignBranch))
+
+
+def _timed_after(step: Step, timed: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the columns that still say the same as the event time behind a step."""
+    found = (row_key_after(step, (column,)) for column in timed)
+    return tuple(name for one in found if one is not None for name in one)
 
 
 def _stable_after(step: Step, stable: tuple[str, ...]) -> tuple[str, ...]:
@@ -265,6 +272,8 @@ def union_of(shapes: Sequence[StreamShape]) -> StreamShape:
         window_key=max((shape.window_key for shape in shapes), key=len),
         row_keys=(),
         stable=(),
+        timed=(),
+        equal_rows=None,
         is_late=any(shape.is_late for shape in shapes),
         takes_back=any(shape.takes_back for shape in shapes),
         no_windows=next((shape.no_windows for shape in shapes if shape.no_windows), ""),

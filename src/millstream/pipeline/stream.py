@@ -503,8 +503,8 @@ class Windowed:
 
         Guarantees: with ``panes``, on-time values, and panes by count of one key in one partition, depend on
             the events alone. Rows by batch or running time depend on these; their sum does not. An event that
-            is late in its own partition, while others lag, is in the next early row; with ``panes``, or
-            early rows by count, in the on-time row.
+            is late in its own partition, while others lag, is in the next early row; with ``panes``,
+            early rows by count, or sliding windows that fire otherwise than by batch, in the on-time row.
         """
         emission = emit_strategy(
             self.stream.shape,

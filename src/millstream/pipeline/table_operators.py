@@ -67,7 +67,7 @@ def build_top(
     key, not_null = shape.primary_key, shape.key_not_null
     if key is None and rank is not None and ties == "row_number":
         key, not_null = (*groups, rank), False
-    elif key is None and shape.row_keys:
+    elif key is None and shape.row_keys and shape.equal_rows is None:
         key, not_null = shape.row_keys[0], False
     elif key is None and count == 1 and groups and ties == "row_number":
         key, not_null = groups, False

@@ -203,5 +203,7 @@ def table_shape(
         append_only=append_only,
         row_keys=(),
         stable=(),
+        timed=(),
+        equal_rows=None,
         takes_back=False,
     )

@@ -167,6 +167,7 @@ def aggregate_windows(
         window.window_key,
         row_keys=tuple((label, *by) for label in labels),
         stable=() if aggregation.weighted else (*WINDOW_COLUMNS, *by),
+        timed=labels,
     )
     return kernel, shape_out
 

@@ -16,13 +16,15 @@ import polars as pl
 from millstream.choices import choose, did_you_mean
 from millstream.durations import Duration, format_us, to_us, unit_named
 from millstream.errors import ConfigError
+from millstream.kernels.frames import HIDDEN_PREFIX
 from millstream.kernels.sessions.spans import SessionWindow
 from millstream.kernels.trigger import AfterCount, AfterTime, EachBatch, Once, Trigger
 from millstream.kernels.windows.assigners import Cumulating, Hopping, Tumbling
 from millstream.kernels.windows.calendar_windows import Calendar
 from millstream.kernels.windows.count_windows import CountWindow
-from millstream.kernels.windows.sliding_windows import Sliding
+from millstream.kernels.windows.sliding_windows import RankedSliding, Sliding
 from millstream.pipeline.checks import positive_us, whole_number
+from millstream.pipeline.expressions import is_pattern
 
 Weekday = Literal["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
 EventWindow = SessionWindow | Sliding | CountWindow
@@ -205,7 +207,7 @@ def _longest_gap_us(gap: Duration | pl.Expr, max_gap: Duration | None) -> int:
     return positive_us(max_gap, "session's max_gap")
 
 
-def sliding(size: Duration) -> Sliding:
+def sliding(size: Duration, *, rank: str | None = None) -> Sliding:
     """One row per event, over what its key did in the time up to it: ``[t - size, t]``.
 
     Both ends are included, and events at the same time see each other, as in SQL's ``RANGE BETWEEN
@@ -214,11 +216,30 @@ def sliding(size: Duration) -> Sliding:
     batch that brought the event, and again for each late event that it counts. An event is too late
     when its partition has passed its time by more than the lateness. Over rows that take others back,
     a retraction takes one row of its time away, and its values out of those that look back on it.
-    ``early`` and ``late`` of emit are ``"batch"`` or None.
+    Rows also come by ``"each"`` event, by count, by running time or once, as emit's ``early`` and ``late`` say. An
+    event fires the rows that count it, and a row counts from its own event on: what had come before that is part of
+    its first pane. An event that is late by its own partition waits for the on-time row there. Over rows that take
+    others back, ``early`` and ``late`` are ``"batch"`` or None. There are no parts: ``"discard"`` is refused.
+
+    Args:
+        size: How far each row looks back.
+        rank: The name of a column that numbers the rows of events of a key at one time, from 1: such rows are
+            equal otherwise. With it, the window, the ``by`` columns and the number identify a row, and of rows
+            that are taken back the last one goes first. Without it, a view keeps one row for them all. It is
+            refused where one of them may be taken back alone: over rows that take others back, behind steps or
+            with ``"retract"``. Then give a rank, or make a table: ``rows.table(key=[…])``.
 
     For windows of one size that begin at regular times, see :func:`millstream.hopping`.
     """
-    return Sliding(positive_us(size, "sliding's size"))
+    size_us = positive_us(size, "sliding's size")
+    if rank is None:
+        return Sliding(size_us)
+    if not isinstance(rank, str) or not rank or rank.startswith(HIDDEN_PREFIX) or is_pattern(rank):
+        raise ConfigError(
+            f"sliding's rank is {rank!r}. Give the name of a new column, which does not begin with "
+            f'{HIDDEN_PREFIX!r} and is no pattern, such as rank="place".'
+        )
+    return RankedSliding(size_us, rank)
 
 
 def count_window(
@@ -245,8 +266,7 @@ def count_window(
 
     ``emit("update")``, ``"discard"`` and ``"retract"`` also show windows that are not full yet: with every batch
     that adds to them, or as ``early`` says. The event that fills a window gives the on-time row, and no early
-    one besides. There are no late rows. With a timeout, ``"final"``, and ``"update"`` and ``"retract"`` by batch, are
-    offered. The time of an open window moves with its events: what is taken back has the time that it had, so rows
+    one besides; a window that is timed out gives it then. There are no late rows. The time of an open window moves with its events: what is taken back has the time that it had, so rows
     of windows that are not full go through steps (``filter``) to views, topics and tables (``group_by``, ``top``), and
     nothing that goes by event time may follow.
 
@@ -302,9 +322,14 @@ def once(trigger: Duration | AfterCount) -> Once:
 
     A session that has fired goes on without panes: events join it, make it longer and merge it with others, and all
     that it gets is left out. So of sessions that merge, one of which has fired, the others have no pane any more,
-    and what came for them is left out, too. A count window has its on-time pane with the event that fills it.
+    and what came for them is left out, too. A count window has its on-time pane with the event that fills it, or
+    when it is timed out, and until then nothing else is counted for the next window.
 
-    For windows of every kind but sliding ones, and count windows without a timeout. In Apache Beam this is
+    The row of a sliding window begins with its own event, so ``ms.once("each")`` gives what was known when the event
+    came; of several events of a key at one time the first has the row, and the others are left out of it. They
+    still count in later rows, so they are not ``filtered``.
+
+    For windows of every kind. In Apache Beam this is
     ``AfterFirst`` of the trigger and ``AfterWatermark``, without ``Repeatedly``; merged sessions follow its ``onMerge``.
     """
     given = None if isinstance(trigger, Once) else parse_trigger(trigger, "once's trigger")

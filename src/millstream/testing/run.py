@@ -11,18 +11,24 @@ import random
 import shutil
 import tempfile
 import weakref
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import polars as pl
 
 from millstream.choices import choose, did_you_mean
+from millstream.engine.stages.run_files import RunFiles
 from millstream.errors import ConfigError
 from millstream.kernels.decode.debezium_records import TransactionFormat
+from millstream.kernels.patterns.partial_matches import PartialMatch
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.routing import LEDGER_COUNTS, LEDGER_NOTES
 from millstream.kernels.state.keyhash import Buckets
+from millstream.kernels.state.memory_bucket import MemoryBucketState
+from millstream.object_store.folder import FolderStore
+from millstream.ops.partial_matches import OperatorPart, matches_in, operator_parts
 from millstream.pipeline.app import App
 from millstream.pipeline.app_run import runner_of
 from millstream.testing.inputs import Inputs, items_of
@@ -30,10 +36,13 @@ from millstream.testing.job_engine import run_as_job
 from millstream.testing.kernel_engine import KernelEngine
 from millstream.testing.outputs import records, redirected, rows_of_dataset
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW
+from millstream.views.schema import JOB
 from millstream.views.state_store.sqlite_store import SqliteStateStore
 from millstream.views.state_store.store import StateStore
 
 Engine = Literal["kernel", "local", "spark"]
+BucketStates = Mapping[tuple[int, int], MemoryBucketState]
+"""By stage and bucket."""
 
 
 class Result:
@@ -42,8 +51,11 @@ class Result:
     They are in a temporary folder, which is deleted with this object.
     """
 
-    def __init__(self, plan: JobPlan, folder: Path, views: Path) -> None:
+    def __init__(
+        self, plan: JobPlan, folder: Path, views: Path, states: BucketStates | None = None
+    ) -> None:
         self._plan = plan
+        self._states = states
         self._app = plan.app
         self._folder = folder
         self._store = SqliteStateStore(views, readonly=True)
@@ -84,6 +96,27 @@ class Result:
             ConfigError: the app writes no such dataset; the message says which it does.
         """
         return rows_of_dataset(self._plan, self._folder, name)
+
+    def partial_matches(self, step: str | None = None, **key: Any) -> list[PartialMatch]:
+        """Return the partial matches of patterns at the end: their rows, what they wait for, when their time is over.
+
+        Only of a step, or of keys with these values, if they are given.
+
+        Raises:
+            ConfigError: the app has no such pattern, or its key no such column.
+        """
+        return [*matches_in(self._plan, self._bucket_states(), step, key)]
+
+    def _bucket_states(self) -> Iterator[OperatorPart]:
+        if self._states is None:
+            runs = RunFiles(FolderStore(self._folder / "apps" / self._app / "runs"), 0)
+            yield from operator_parts(
+                self._plan, self._store.state_manifests(self._app, JOB), lambda *_: runs
+            )
+            return
+        manifests = {at: one.stored for at, one in self._states.items() if one.stored is not None}
+        states = self._states
+        yield from operator_parts(self._plan, manifests, lambda at, key: states[at].runs(key))
 
     @property
     def dead(self) -> pl.DataFrame:
@@ -189,12 +222,15 @@ def run(
     buckets = Buckets(app.buckets, random.Random(seed).getrandbits(63))  # noqa: S311
     plan = redirected(app.plan(buckets), folder)
     dice = random.Random(seed)  # noqa: S311 - a test's choice, to be repeated
+    states: BucketStates | None = None
     if engine == "kernel":
         views = folder / "views.db"
-        KernelEngine(plan, views, counts, dice).run(items, batches, crash)
+        engine_run = KernelEngine(plan, views, counts, dice)
+        engine_run.run(items, batches, crash)
+        states = engine_run.states
     else:
         if crash:
             raise ConfigError(f'engine="{engine}" takes no crash. Use engine="kernel".')
         run_job = runner_of(engine)
         views = run_as_job(run_job, app, folder, counts, items, batches=batches, dice=dice)
-    return Result(plan, folder, views)
+    return Result(plan, folder, views, states)

@@ -5,6 +5,7 @@ A URL may hold a user and a password, which errors and other texts leave out.
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -17,6 +18,12 @@ STATE_STORE = "sqlite"
 _SCHEMES = ("postgresql", "postgres")
 _PLACE_OPTIONS = ("host", "hostaddr", "port", "dbname", "service")
 _SHAPE = "postgresql://user:password@host:5432/database"
+
+_REFUSED = re.compile(
+    r"password authentication failed|no password supplied|no pg_hba\.conf entry|is not permitted to log in"
+    r"|permission denied for database|(?:role|database) \"[^\"]*\" does not exist"
+)
+_SEVERAL = "Multiple connection attempts"  # psycopg's, of an address of several hosts
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,15 @@ class PostgresAddress:
         for secret in self.secrets:
             text = text.replace(secret, "***")
         return text
+
+
+def is_refused_login(said: str) -> bool:
+    """Say whether a driver's message is that the server refuses the user, or has no such database: not to be tried again.
+
+    It comes without a code. Of several hosts one may be away, and of a server that speaks another language than English it is
+    not told from others: then it is tried again.
+    """
+    return _REFUSED.search(said) is not None and _SEVERAL not in said
 
 
 def postgres_address(url: str) -> PostgresAddress:

@@ -1,4 +1,8 @@
-"""The help of every command: it opens with a sentence, and examples stand line by line."""
+"""The help of every command opens with a sentence, and examples stand line by line; any encoding can show what commands say."""
+
+import os
+import subprocess
+import sys
 
 import click
 import pytest
@@ -26,3 +30,19 @@ def test_help_opens_with_a_sentence_and_shows_examples_as_lines(path):
     assert sentence.strip().endswith((".", ":"))
     for line in shown.output.splitlines():
         assert not line.strip().startswith("Example") or line.strip() in ("Example:", "Examples:")
+
+
+def test_a_character_that_the_output_cannot_have_is_replaced(tmp_path):
+    (tmp_path / "app.py").write_text("")
+    command = "from millstream.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", command, "run", "app.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stdout == b"loading app.py ?\n"
+    assert b"declares no app" in done.stderr
+    assert b"Traceback" not in done.stderr

@@ -14,6 +14,7 @@ from table_model import bag, plain
 from millstream.kernels.changes import (
     concat_present,
     consolidate,
+    group_numbers,
     total_weight,
     with_diff,
     with_weight,
@@ -51,6 +52,18 @@ def summed(table):
         key = tuple(plain(value) for value in row)
         sums[key] = sums.get(key, 0) + weight
     return {key: weight for key, weight in sums.items() if weight}
+
+
+@settings(max_examples=some(200))
+@given(rows, st.booleans(), st.sampled_from([["^k.*$"], ["^k.*$", TIME], ["l", TIME]]))
+def test_groups_are_numbered_by_their_first_rows(drawn, one_hash, columns):
+    table = changes(drawn, one_hash=one_hash)
+    known = {}
+    keys = [tuple(plain(value) for value in row) for row in table[columns].iter_rows()]
+    meant = [known.setdefault(key, len(known)) for key in keys]
+    assert group_numbers(table, columns).tolist() == meant
+    if "^k.*$" in columns:  # equal keys have equal hashes
+        assert group_numbers(table, [HASH, *columns]).tolist() == meant
 
 
 @settings(max_examples=some(200))

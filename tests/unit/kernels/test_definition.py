@@ -1,5 +1,6 @@
 """Descriptions: equal for what means the same, in every process, and different for all else."""
 
+import copyreg
 import os
 import subprocess
 import sys
@@ -273,6 +274,16 @@ s = s.map_frames(lambda f: f.with_columns(z=pl.lit(len(WORDS))))
 s.window(ms.session("1 minute"), by="a").agg(n=ms.aggregate(Longest(), "a"), m=ms.sum("b")).view("v")
 print(canonical_text([[m.name, m.description] for m in app.plan().program.steps.values()]), *app.plan().program.steps)
 """
+
+
+def test_a_class_is_the_same_after_its_objects_were_pickled():
+    class Kept:
+        size = 3
+
+    before = describe(Kept())
+    copyreg._slotnames(Kept)  # what pickling an object does: the names are kept in its class
+    assert "__slotnames__" in vars(Kept)
+    assert describe(Kept()) == before
 
 
 def test_descriptions_are_the_same_in_every_process(tmp_path):

@@ -6,11 +6,18 @@ from datetime import UTC, datetime, timedelta
 
 import polars as pl
 import pytest
-from example_counts import histories as of_joins
 from example_counts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from signed_rows import Change, Kernel, histories, signed_stream
+from signed_rows import (
+    Change,
+    Kernel,
+    drawn_watermarks,
+    histories,
+    histories_together,
+    of_many_histories,
+    signed_stream,
+)
 
 import millstream as ms
 from millstream import testing
@@ -33,10 +40,23 @@ def kernel_of(lateness):
     return Kernel(node.kernel, MemoryRunStore())
 
 
-@pytest.mark.timeout(3600)  # of ten thousand
-@settings(deadline=None, max_examples=of_joins(60))
-@given(history=histories(), lateness=st.sampled_from([0, 6, 30]))
+LATENESSES = [0, 6, 30]
+
+
+@settings(deadline=None, max_examples=some(60))
+@given(history=histories(), lateness=st.sampled_from(LATENESSES))
 def test_a_row_comes_once_when_nothing_can_take_it_back(history, lateness):
+    check_that_rows_come_once(history, lateness)
+
+
+@pytest.mark.timeout(3600)  # of ten thousand
+@of_many_histories
+def test_rows_of_many_histories_come_once_when_nothing_can_take_them_back(dice):
+    history = histories_together(dice, drawn_watermarks(dice))
+    check_that_rows_come_once(history, dice.choice(LATENESSES))
+
+
+def check_that_rows_come_once(history, lateness):
     kernel, there, before = kernel_of(lateness), Counter(), -(2**62)
     for changes, watermark in history:
         in_time = [c for c in changes if before <= c.time + lateness]

@@ -5,10 +5,20 @@ from dataclasses import dataclass, field
 
 import polars as pl
 import pytest
-from example_counts import histories as of_joins
+from example_counts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from signed_rows import SCHEMA, Change, Kernel, histories, signed_stream
+from signed_rows import (
+    SCHEMA,
+    TOGETHER,
+    Change,
+    Kernel,
+    drawn_watermarks,
+    histories,
+    histories_together,
+    of_many_histories,
+    signed_stream,
+)
 
 import millstream as ms
 from millstream import testing
@@ -25,22 +35,37 @@ class Clock:
     """A service whose answer for a key is how often it was asked: no two batches get the same."""
 
     def __init__(self):
-        self.calls = 0
+        self.calls, self.asked = 0, set()
 
     def __call__(self, keys):
         self.calls += 1
+        self.asked = set(keys["key"].to_list())
         return keys.with_columns(answer=pl.lit(self.calls, pl.Int64))
 
 
 def enriched(lateness, service):
     stream = signed_stream(lateness=lateness)
-    return stream.enrich(service, on="key", schema={"answer": pl.Int64}, cache=None)
+    return stream.enrich(
+        service, on="key", schema={"answer": pl.Int64}, cache=None, batch_rows=1000
+    )
+
+
+LATENESSES = [0, 6, 100_000_000]
+
+
+@settings(deadline=None, max_examples=some(60))
+@given(history=histories(), lateness=st.sampled_from(LATENESSES))
+def test_each_row_goes_with_the_answer_that_it_came_with(history, lateness):
+    check_answers(history, lateness)
 
 
 @pytest.mark.timeout(3600)  # of ten thousand
-@settings(deadline=None, max_examples=of_joins(60))
-@given(history=histories(), lateness=st.sampled_from([0, 6, 100_000_000]))
-def test_each_row_goes_with_the_answer_that_it_came_with(history, lateness):
+@of_many_histories
+def test_rows_of_many_histories_go_with_the_answers_that_they_came_with(dice):
+    check_answers(histories_together(dice, drawn_watermarks(dice)), dice.choice(LATENESSES))
+
+
+def check_answers(history, lateness):
     service = Clock()
     kernel, before = Kernel.of(enriched(lateness, service)), -(2**62)
     held = defaultdict(Counter)  # by row, the answers that it was given
@@ -59,7 +84,9 @@ def test_each_row_goes_with_the_answer_that_it_came_with(history, lateness):
             assert sign < 0 or answer == calls + 1, "a row came with an answer of another batch"
             made[key, n, time] += sign
         assert {row: n for row, n in made.items() if n} == {r: n for r, n in net.items() if n}
-        assert service.calls == calls + any(n > 0 for n in net.values())
+        come = {key for (key, _, _), n in net.items() if n > 0}
+        assert service.calls == calls + bool(come)
+        assert not come or service.asked == come
         before = watermark
 
 
@@ -141,7 +168,7 @@ def changed(there, changes, number, *, derived):
     schema = {"key": pl.String, "rate": pl.Int64, DIFF: pl.Int8, DELETED: pl.Boolean}
     made = pl.DataFrame(rows, schema=schema, orient="row")
     made = made.with_columns(
-        pl.lit(number, pl.Int64).alias(TIME), (100 * number + pl.int_range(pl.len())).alias(ORDER)
+        pl.lit(number, pl.Int64).alias(TIME), (1000 * number + pl.int_range(pl.len())).alias(ORDER)
     )
     if derived:  # the same row whenever it comes and goes
         return made.drop(ORDER, DELETED).with_columns(pl.lit(0, pl.Int64).alias(TIME))
@@ -174,8 +201,7 @@ class LookupModel:
         assert Counter(row for row in made if row[0] > 0) == Counter(expected)
 
 
-@pytest.mark.timeout(3600)  # of ten thousand
-@settings(deadline=None, max_examples=of_joins(60))
+@settings(deadline=None, max_examples=some(60))
 @given(
     history=histories(),
     rates=table_changes,
@@ -183,6 +209,24 @@ class LookupModel:
     derived=st.booleans(),
 )
 def test_a_row_goes_with_what_it_was_looked_up_with(history, rates, how, derived):
+    check_looked_up(history, rates, how, derived=derived)
+
+
+@pytest.mark.timeout(3600)  # of ten thousand
+@pytest.mark.parametrize("how", ["left", "inner"])
+@pytest.mark.parametrize("derived", [False, True])
+@of_many_histories
+def test_rows_of_many_histories_go_with_what_they_were_looked_up_with(how, derived, dice):
+    history = histories_together(dice, drawn_watermarks(dice))
+    keys = [f"{number}{letter}" for number in range(TOGETHER) for letter in "ab"]
+    rates = [
+        [(dice.choice(keys), dice.choice([0, 1, 2, 3, None])) for _ in range(dice.randint(0, 150))]
+        for _ in history
+    ]
+    check_looked_up(history, rates, how, derived=derived)
+
+
+def check_looked_up(history, rates, how, *, derived):
     stream = signed_stream(lateness=6)
     table = stream.app.table("rates", Rate, key="key")
     table = table.group_by("key").agg(rate=ms.max("rate")) if derived else table

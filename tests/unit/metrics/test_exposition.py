@@ -20,10 +20,13 @@ from prometheus_client.core import (
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+import millstream as ms
 from millstream.errors import ConfigError, CorruptionError
+from millstream.log import group_commit
+from millstream.metrics import exposition
 from millstream.metrics.definitions import METRICS
 from millstream.metrics.exposition import AGE_MAX_S, Exposition
-from millstream.metrics.histogram import BOUNDS_S, DurationHistogram
+from millstream.metrics.histogram import BOUNDS_S, DurationHistogram, SyncTimes
 from millstream.metrics.readings import Readings
 from millstream.metrics.server import serve_metrics
 
@@ -266,3 +269,20 @@ def test_an_address_that_is_taken_is_refused(asked):
         serve_metrics(f"127.0.0.1:{asked.port}", Exposition({})),
     ):
         pass
+
+
+def test_syncs_of_the_logs_that_a_process_writes_are_figures_of_its_server(tmp_path, monkeypatch):
+    times = SyncTimes()
+    for module in (exposition, group_commit):
+        monkeypatch.setattr(module, "SYNC_TIMES", times)
+    server = Exposition({}, cpu_share_max=1)
+    assert "log_sync_seconds" not in server.text().decode()
+    for name in ("one", "two"):
+        with ms.connect(tmp_path / name) as log:
+            log.create_topic("t")
+            before = figures(server.text().decode())["millstream_log_sync_seconds_count",]
+            with log.producer() as producer:
+                producer.send("t", b"x").result()
+            found = figures(server.text().decode())
+            assert found["millstream_log_sync_seconds_count",] > before
+            assert found["millstream_log_sync_seconds_sum",] > 0

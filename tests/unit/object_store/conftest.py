@@ -22,6 +22,18 @@ def new_azure_store(azure_url, tmp_path):
     return maker(azure_url, tmp_path / "cache", RetryLimits(60, 0.005, 0.02))
 
 
+@pytest.fixture
+def new_google_store(google_url, tmp_path):
+    """The same in Google's protocol."""
+    return maker(google_url, tmp_path / "cache", RetryLimits(60, 0.005, 0.02))
+
+
+@pytest.fixture
+def new_hdfs_store(hdfs_url, tmp_path):
+    """The same in HDFS, whose puts take three requests each."""
+    return maker(hdfs_url, tmp_path / "cache", RetryLimits(60, 0.005, 0.02))
+
+
 def maker(url, cache, limits=QUICK):
     def make(size_max=1 << 30, policy=limits, folder=cache):
         return CachedObjectStore(ObjectClient(url, policy), LocalCache(folder, size_max, "x"))

@@ -12,6 +12,7 @@ from s3_server import SECRET, Fault
 from millstream.errors import CorruptionError, EnvironmentProblem, ObjectStoreUnavailableError
 from millstream.object_store.cached import CachedObjectStore, checksum_of
 from millstream.object_store.client import ObjectClient
+from millstream.object_store.cloud_requests import CloudRequests
 from millstream.object_store.retries import RetryLimits
 from millstream.object_store.store import Extent
 
@@ -80,10 +81,10 @@ def test_a_final_failure_is_one_error_with_the_url(s3, new_store, s3_url):
 
 
 def test_a_server_that_does_not_answer_in_time_is_tried_again(s3, new_store, monkeypatch):
-    from millstream.object_store import client
+    from millstream.object_store import client, cloud_requests
 
-    monkeypatch.setattr(client, "_TIMEOUT_S", 1)
-    client._library.cache_clear()
+    monkeypatch.setattr(cloud_requests, "TIMEOUT_S", 1)
+    client.open_requests.cache_clear()
     store = new_store(policy=RetryLimits(20, 0.01, 0.02))
     put(store)
     failing_for = Fault("slow", 2)
@@ -98,14 +99,14 @@ def test_a_server_that_does_not_answer_in_time_is_tried_again(s3, new_store, mon
     assert store.client.get("1-a").to_pybytes() == DATA
     assert time.monotonic() - began < 15
     assert store.requests.retries == 1
-    client._library.cache_clear()
+    client.open_requests.cache_clear()
 
 
 def test_wrong_credentials_are_refused_at_once_and_not_shown(s3, new_store, monkeypatch):
     from millstream.object_store import client
 
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "some-other-secret")
-    client._library.cache_clear()
+    client.open_requests.cache_clear()
     with pytest.raises(
         EnvironmentProblem, match=r"status 403 Forbidden \(SignatureDoesNotMatch\)"
     ) as e:
@@ -113,7 +114,7 @@ def test_wrong_credentials_are_refused_at_once_and_not_shown(s3, new_store, monk
     assert "tester" not in str(e.value)
     assert "other-secret" not in str(e.value)
     assert s3.count("PUT") == 1
-    client._library.cache_clear()
+    client.open_requests.cache_clear()
 
 
 def test_a_bucket_that_is_not_there_is_told(s3):
@@ -146,11 +147,11 @@ def test_an_environment_without_credentials_is_told(monkeypatch, scheme, named, 
     # what the library says where it asks the cloud's machine for credentials
     said = "status code: 404 Not Found" if refused else "HttpError { kind: Connect"
 
-    class Library:
+    class Failing:
         def get(self, _name):
             raise OSError(f"Error performing GET http://169.254.169.254/latest in 1 ms - {said}")
 
-    monkeypatch.setattr(client, "_library", lambda *_: Library())
+    monkeypatch.setattr(client, "open_requests", lambda *_: Failing())
     asked = ObjectClient(f"{scheme}://bucket/p", RetryLimits(0.05, 0.01, 0.01))
     with pytest.raises(EnvironmentProblem, match=f"has no credentials.*{named}"):
         asked.get("1-a")
@@ -185,7 +186,7 @@ def test_a_listing_that_fails_gives_each_name_once(monkeypatch, page, failures):
                     raise OSError("Generic error: status code: 503 Slow Down")
                 yield [{"path": name, "size": number} for name in names]
 
-    monkeypatch.setattr(client, "_library", lambda *_: Library())
+    monkeypatch.setattr(client, "open_requests", lambda url, _: CloudRequests(url, Library()))
     asked = ObjectClient("s3://bucket/p", RetryLimits(5, 0.001, 0.002))
     assert list(asked.names()) == ["a", "b", "c", "d", "e"]
     assert asked.counts.retries == failures
@@ -195,10 +196,10 @@ def test_nothing_at_the_endpoint_is_told(monkeypatch, s3, new_store):
     from millstream.object_store import client
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    client._library.cache_clear()
+    client.open_requests.cache_clear()
     with pytest.raises(ObjectStoreUnavailableError, match="no connection"):
         new_store(policy=RetryLimits(0.1, 0.01, 0.01)).client.get("1-a")
-    client._library.cache_clear()
+    client.open_requests.cache_clear()
 
 
 # -- the cache ----------------------------------------------------------------------------

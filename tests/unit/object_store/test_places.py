@@ -38,6 +38,7 @@ def test_a_url_is_told_from_a_folder(text, is_one):
         ("s3a://bucket/a", "s3://bucket/a"),
         ("gs://bucket/a", "gs://bucket/a"),
         ("az://container/a", "az://container/a"),
+        ("hdfs://namenode/user/a", "hdfs://namenode/user/a"),
         ("file:///mnt/state", "file:///mnt/state"),
     ],
 )
@@ -56,6 +57,8 @@ def test_urls_of_object_stores_are_taken(text, wanted):
         "file://host/x",
         "file:///a/../b",
         "file:///",
+        "hdfs:///user/a",
+        "hdfs://namenode:8020/user/a",
     ],
 )
 def test_what_is_no_place_is_refused(text):
@@ -73,7 +76,7 @@ def test_a_url_that_may_hold_a_secret_is_refused_and_not_shown(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["hdfs://name/p", "http://host/p", "postgresql://u:SeCrEt/x", "S3://b"]
+    "text", ["webhdfs://name/p", "http://host/p", "postgresql://u:SeCrEt/x", "S3://b"]
 )
 def test_other_schemes_are_refused_with_the_way_out(text):
     with pytest.raises(ConfigError, match=r"mount the file system") as refused:

@@ -10,7 +10,13 @@ from millstream.object_store.store import Extent
 
 
 @pytest.fixture(
-    params=["folder", "new_store", pytest.param("new_azure_store", marks=pytest.mark.long)]
+    params=[
+        "folder",
+        "new_store",
+        "new_google_store",
+        pytest.param("new_azure_store", marks=pytest.mark.long),
+        pytest.param("new_hdfs_store", marks=pytest.mark.long),
+    ]
 )
 def make(request, tmp_path):
     if request.param == "folder":

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from unittest import mock
 
 import pytest
-from edited_app import EDIT, EditedApp, answers, edited_answers, events
+from edited_app import EDIT, SOURCE, EditedApp, answers, edited_answers, events
 
 import millstream as ms
 from millstream.engine.local_run import LocalRun
@@ -188,6 +188,55 @@ def test_a_step_that_was_dropped_comes_back_with_all_that_is_on_its_path(tmp_pat
     app = edited.write()
     assert rollback(app, clock=at(1)).records == len(more)
     assert edited.views(app) == answers([*rows, *more])
+
+
+MORE_VIEWS = """
+per_ad.filter(pl.col("n") > 2).view("few")
+per_ad.map_frames(lambda rows: rows.with_columns(one=pl.lit(1)), name="ones").view("ones")
+stream.dedup("at", within="1 day").select("at", "cost").view("once", key="at")
+"""
+LEFT_OUT = {
+    "rows of a topic": 'stream.filter(pl.col("cost") > 3).select("ad", "at", "cost").view("dear", key=["ad", "at"])\n',
+    "a step that goes on": 'per_ad.view("per_ad")\n',
+    "rows of a step and a function": """per_ad.map_frames(lambda rows: rows.with_columns(one=pl.lit(1)), name="ones").view("ones")
+""",
+    "what can be filled": 'per_ad.filter(pl.col("n") > 2).view("few")\n',
+    "a step that is dropped": 'stream.dedup("at", within="1 day").select("at", "cost").view("once", key="at")\n',
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "runs"),
+    [
+        ("rows of a topic", True),
+        ("a step that goes on", True),
+        *(pytest.param(name, False, marks=pytest.mark.long) for name in LEFT_OUT),
+        *(pytest.param(name, True, marks=pytest.mark.long) for name in list(LEFT_OUT)[2:]),
+    ],
+)
+def test_a_view_that_the_new_program_left_out_has_all_rows_after_a_rollback(tmp_path, name, runs):
+    source = SOURCE + MORE_VIEWS
+    edited, fresh = (EditedApp(tmp_path / one, 4, source=source) for one in ("edited", "fresh"))
+    rows = events(190, 5)
+    for one in (edited, fresh):
+        one.folder.mkdir()
+        one.create()
+    fresh.append(rows)
+    fresh.run(fresh.write())
+    edited.append(rows[:120])
+    edited.run(edited.write())
+    edit = [(LEFT_OUT[name], ""), ("FACTOR = 2", "FACTOR = 3")]
+    deploy(edited.write(*edit))
+    edited.append(rows[120:160])
+    if runs:
+        edited.run(edited.write(*edit))
+    rollback(edited.write())
+    edited.append(rows[160:])
+    edited.run(edited.write())
+    found = edited.views(edited.write())
+    assert found == fresh.views(fresh.write())
+    for view in found:
+        assert ms.view(view, edited.log).partial_note is None
 
 
 def test_a_view_that_was_kept_in_part_is_gone_back_to_with_its_coverage(tmp_path):

@@ -83,10 +83,6 @@ def offered(kind, emit):
         return {"mode": "update"}
     if kind in COUNTED:
         emit.pop("late", None)
-    at_once = kind == "sliding" or (kind == "count with timeout" and emit["mode"] != "final")
-    if at_once and emit.get("early") is not None:
-        del emit["early"]
-        emit.pop("late", None)
     return emit
 
 

@@ -181,8 +181,8 @@ def comparable(kind: CapturedType, value: Any) -> Any:
         return None
     if kind.kind in ("timestamp", "timestamptz", "time") and isinstance(value, str):
         return _FRACTION.sub(_trimmed, value)
-    if kind.kind in ("float32", "float64") and isinstance(value, int):
-        return float(value)
+    if kind.kind in ("float32", "float64") and isinstance(value, int | float):
+        return float(value) + 0.0  # -0.0 is 0.0, and not every database keeps its sign
     if kind.kind == "text":
         return text_of(value)
     if kind.kind == "array" and kind.element is not None and isinstance(value, list):

@@ -11,6 +11,9 @@ one of MySQL, between others             not known: it was not executed then. An
 MySQL without GTIDs                      by its place in the log
 =======================================  ================================================================
 
+What the capture has read, and the copy has, must be the server's: else the copy would be repaired to an older state, or to that
+of another server. The log is asked for that as a capture that goes on asks (``capture/mysql/log_identity.py``).
+
 MySQL is asked for the GTIDs while its tables are locked, so that the table holds for transactions that have one of them;
 of others it may be wrong, and they change nothing that is compared.
 """
@@ -21,14 +24,15 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from millstream.capture.apply.applied_table import AppliedTable, Row
 from millstream.capture.apply.change_stream import SourceTransaction
 from millstream.capture.mysql.address import MariaDbAddress
 from millstream.capture.mysql.gtid_sets import GtidSet
+from millstream.capture.mysql.log_identity import refuse_other_log
 from millstream.capture.mysql.preflight import (
     lock_faults,
+    privilege_faults,
     refuse_faults,
     scheme_faults,
     table_names,
@@ -42,7 +46,8 @@ from millstream.capture.mysql.snapshot import (
     next_chunk,
 )
 from millstream.capture.mysql.table_schema import read_schema
-from millstream.errors import ConfigError, RetriableError
+from millstream.capture.units import Progress
+from millstream.errors import ConfigError, ConflictError, RetriableError
 
 CHUNK_ROWS = 10_000
 LOCK_PAUSE_S = 10.0  # as of a capture: writers wait for a second, and not again before this
@@ -60,7 +65,8 @@ class _ComparedBinlog(ABC):
         self._chunk_rows = chunk_rows
         self._session = MariaDbSession(address)
         try:
-            refuse_faults(scheme_faults(self._session), self.shown)
+            faults = [*scheme_faults(self._session)] or [*privilege_faults(self._session)]
+            refuse_faults(faults, self.shown, "compared")
             self._place = self._begin()
         except BaseException:
             self._session.close()
@@ -70,6 +76,14 @@ class _ComparedBinlog(ABC):
     @abstractmethod
     def _begin(self) -> BinlogPosition:
         """Begin the snapshot, and return its place."""
+
+    @abstractmethod
+    def _refuse_other_server(self, progress: Progress) -> None:
+        """Return if the server does not tell itself to be another one than a capture's.
+
+        Raises:
+            ConfigError: it does.
+        """
 
     @abstractmethod
     def _is_committed_after(self, position: str) -> bool:
@@ -83,8 +97,6 @@ class _ComparedBinlog(ABC):
         return tuple(column.name for column in found.columns)
 
     def rows(self, table: AppliedTable) -> Iterator[Row]:
-        if not self.columns(table):
-            return
         after: list[str] | None = None
         while True:
             chunk = next_chunk(
@@ -95,15 +107,33 @@ class _ComparedBinlog(ABC):
             if after is None:
                 return
 
-    def is_covered(self, progress: dict[str, Any]) -> bool:
+    def tables(self, progress: Progress) -> dict[tuple[str, str], bool]:
+        found = ((name.partition("/"), state) for name, state in progress["tables"].items())
+        return {(database, table): "read" in state for (database, _, table), state in found}
+
+    def refuse_other(self, progress: Progress) -> None:
+        self._refuse_other_server(progress)
+        try:
+            refuse_other_log(self._session.address, progress)
+        except ConflictError as error:
+            raise ConfigError(
+                f"{self.shown} does not have what the capture has read from it: another server answers, its log was made anew, or "
+                f"a backup was restored. Give the address that the capture has; if it is that one, nothing of before can be "
+                f"compared with it: capture it under a new name, and apply that to a new target. ({error})"
+            ) from None
+
+    def is_covered(self, progress: Progress) -> bool:
         return BinlogPosition.of(progress["file"], progress["position"]) >= self._place
 
     def is_after(self, transaction: SourceTransaction) -> bool:
+        return not self.has(transaction.position)
+
+    def has(self, position: str) -> bool:
         """Say so of a transaction by its GTID, of a chunk by its place: one at the same place has the same rows."""
-        kind, _, position = transaction.id.partition(":")
-        if kind == "transaction":
-            return self._is_committed_after(position)
-        return _place_of(position.partition("/")[0]) > self._place
+        place, of_chunk, _ = position.partition("/")
+        if of_chunk:
+            return _place_of(place) <= self._place
+        return not self._is_committed_after(position)
 
     def is_at(self, position: str) -> bool:  # noqa: ARG002 - the call of all sources
         return True  # each transaction is one in the log
@@ -122,6 +152,9 @@ class ComparedMariaDb(_ComparedBinlog):
         gtids = (gtid.split("-") for gtid in _text(given).split(",") if gtid)
         self._last = {int(domain): int(sequence) for domain, _, sequence in gtids}
         return place
+
+    def _refuse_other_server(self, progress: Progress) -> None:
+        """Return: a server of MariaDB has nothing that tells it from others and stays."""
 
     def _is_committed_after(self, position: str) -> bool:
         domain, _, sequence = map(int, position.split("-"))
@@ -169,7 +202,7 @@ class ComparedMySql(_ComparedBinlog):
             for database in sorted({database for database, _ in there})
             for fault in lock_faults(self._session, database)
         ]
-        refuse_faults(faults, self.shown)
+        refuse_faults(faults, self.shown, "compared")
         try:
             end = begin_locked(self._session, there, current_end)
         except TableInUseError:
@@ -181,19 +214,13 @@ class ComparedMySql(_ComparedBinlog):
         self._executed = GtidSet.parse(end.gtids)
         return end.position
 
-    def is_covered(self, progress: dict[str, Any]) -> bool:
-        """Say so of a capture of this server.
-
-        Raises:
-            ConfigError: it reads another one.
-        """
+    def _refuse_other_server(self, progress: Progress) -> None:
         captured = progress.get("server", self._server)
         if captured != self._server:
             raise ConfigError(
                 f"{self.shown} is the server {self._server}, and the capture reads {captured}. Give the address that the "
                 "capture has."
             )
-        return super().is_covered(progress)
 
     def _is_committed_after(self, position: str) -> bool:
         found = _MYSQL_GTID.fullmatch(position)

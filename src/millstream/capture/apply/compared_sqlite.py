@@ -14,11 +14,12 @@ from typing import Any
 
 from millstream.capture.apply.applied_table import AppliedTable, Row
 from millstream.capture.apply.change_stream import SourceTransaction
-from millstream.capture.sqlite.change_table import MARK, last_change
+from millstream.capture.sqlite.change_table import MARK, capture_id, last_change
 from millstream.capture.sqlite.encoding import json_value, quote_identifier
 from millstream.capture.sqlite.table_info import SqliteTable, read_tables
 from millstream.capture.sqlite.triggers import CHANGES
 from millstream.capture.table_patterns import TablePatterns
+from millstream.capture.units import Progress
 from millstream.errors import ConfigError, RetriableError
 
 _BUSY_S = 5.0
@@ -35,6 +36,7 @@ class ComparedSqlite:
             uri = path.resolve().as_uri() + "?mode=rw"
             self._reader = sqlite3.connect(uri, uri=True, timeout=_BUSY_S, isolation_level=None)
             self._reader.execute("BEGIN")
+            self._id = capture_id(self._reader)
             self._last = last_change(self._reader).seq
             self._tables = read_tables(self._reader, lambda table: wanted("main", table))
         except sqlite3.OperationalError as error:
@@ -50,14 +52,32 @@ class ComparedSqlite:
     def close(self) -> None:
         self._reader.close()
 
+    def tables(self, progress: Progress) -> dict[tuple[str, str], bool]:
+        return {("main", name): "read" in table for name, table in progress["tables"].items()}
+
+    def refuse_other(self, progress: Progress) -> None:
+        """Return by the last change that was captured: a capture that goes on deletes it, and then has later ones."""
+        found = self._reader.execute(
+            f"SELECT nonce FROM {CHANGES} WHERE seq = ?",  # noqa: S608 - our own name
+            (progress["seq"],),
+        ).fetchone()
+        gone_back = found is None and self._last < progress["seq"]
+        if self._id != progress["id"] or gone_back or (found and found[0] != progress["nonce"]):
+            raise ConfigError(
+                f"{self.shown} is not the database that the capture reads, or does not have change {progress['seq']}, which was "
+                "captured: it is another file, was restored from a backup, or another capture of it has begun. Give the file that "
+                "the capture reads; if it is that one, capture it under a new name, and apply that to a new target."
+            )
+
+    def has(self, position: str) -> bool:
+        return _last_change_of(position) <= self._last
+
     def columns(self, table: AppliedTable) -> tuple[str, ...]:
         found = self._tables.get(table.table)
         return () if found is None else found.column_names
 
     def rows(self, table: AppliedTable) -> Iterator[Row]:
-        found = self._tables.get(table.table)
-        if found is None:
-            return
+        found = self._tables[table.table]
         names = found.column_names
         columns = ", ".join(map(quote_identifier, names))
         for row in self._reader.execute(
@@ -65,11 +85,11 @@ class ComparedSqlite:
         ):
             yield _captured(found, names, row)
 
-    def is_covered(self, progress: dict[str, Any]) -> bool:
+    def is_covered(self, progress: Progress) -> bool:
         return bool(progress["seq"] >= self._last)
 
     def is_after(self, transaction: SourceTransaction) -> bool:
-        return _last_change_of(transaction.position) > self._last
+        return not self.has(transaction.position)
 
     def is_at(self, position: str) -> bool:
         """Say so if there is no change between the last one of that transaction and the snapshot."""

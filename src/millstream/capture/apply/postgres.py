@@ -22,7 +22,7 @@ from millstream.capture.apply.postgres_values import copy_encoder, postgres_type
 from millstream.capture.postgres.catalog import read_types
 from millstream.capture.postgres.values import PgTypes, ValueOf, parse_copy_line
 from millstream.errors import ConfigError, CorruptionError, FencedError, RetriableError
-from millstream.views.address import PostgresAddress
+from millstream.views.address import PostgresAddress, is_refused_login
 
 STATE_TABLE = "_millstream_apply"
 _CONNECT_S = 10
@@ -328,6 +328,11 @@ class PostgresApplyTarget:
             # From None: the driver's error can contain the password.
             if state.startswith("XX"):
                 raise CorruptionError(f"{self.shown} is damaged: {said}") from None
+            if is_refused_login(str(error)):
+                raise ConfigError(
+                    f"{self.shown} refuses: {said}. Correct the user, the password (it may be in MILLSTREAM_APPLY_PASSWORD), the "
+                    "database, or the server's pg_hba.conf."
+                ) from None
             if state.startswith(_RETRIABLE) or not state:
                 raise RetriableError(
                     f"{self.shown} does not respond as it should: {said}. It is tried again."

@@ -1,7 +1,17 @@
 """Comparing a target with its source, at one known position, and repairing it.
 
 A snapshot of the source is taken, at a position P. Transactions are applied up to P, and none behind it. Then the
-target must be what the snapshot is:
+target must be what the snapshot is. Before that it is asked whether the source is the one that was captured, and has all
+that the target has; and of each table:
+
+=============================================  =============================================================
+the capture, before the snapshot and after P   the table
+=============================================  =============================================================
+does not have it any more                      is left as it is: it was left out, or dropped
+reads it still, or reads it again              ends the comparison: what the log lacks of it is not known
+has read it, and the snapshot shows it         is compared
+has read it, and the snapshot does not         ends the comparison: it is not known to be empty
+=============================================  =============================================================
 
 1. Both are read once. Rows are divided into chunks by a hash of their key, and each chunk has a number and a
    checksum: the sum of the hashes of its rows, which does not depend on their order.
@@ -21,7 +31,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 from millstream.capture.apply.applied_table import AppliedTable, Row, RowBatch
 from millstream.capture.apply.batch_writer import comparable_key, key_hash
@@ -31,6 +40,7 @@ from millstream.capture.apply.compared_source import ComparedSource, TakeSnapsho
 from millstream.capture.apply.run import Apply, ApplySession
 from millstream.capture.apply.run import apply as apply_of
 from millstream.capture.envelope import CaptureTopics, to_json
+from millstream.capture.units import Progress
 from millstream.client.open import open_reader
 from millstream.errors import ConfigError, CorruptionError, RetriableError
 
@@ -38,6 +48,7 @@ CHUNKS = 4096
 ROWS_IN_MEMORY = 100_000
 _PAUSE_S = 0.05
 _REPAIR_ROWS = 10_000
+_ATTEMPTS, _LOOK_AGAIN_S = 3, 1.0
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,7 @@ class TableComparison:
         differing: Keys whose rows are not the same.
         surplus: Keys that only the target has.
         not_compared: Columns of the source that were not applied yet: no row has changed since they were made.
+        left_out: Whether the capture does not read the table any more, so that nothing of it was compared.
     """
 
     table: str
@@ -58,6 +70,7 @@ class TableComparison:
     differing: tuple[Row, ...] = ()
     surplus: tuple[Row, ...] = ()
     not_compared: tuple[str, ...] = ()
+    left_out: bool = False
 
     @property
     def faults(self) -> int:
@@ -91,6 +104,9 @@ class Reconciler:
     path: Path | None = None
     """Where the target is, if it is a file or a folder."""
     _source: ComparedSource = field(init=False, repr=False)
+    _before: Progress = field(init=False, repr=False)
+    """How far the capture was before the snapshot was taken."""
+    _attempts: int = field(default=0, init=False, repr=False)
 
     def run(
         self,
@@ -101,20 +117,25 @@ class Reconciler:
         """Compare all tables that are applied, and with ``repair`` correct the target.
 
         Raises:
-            RetriableError: the capture does not run, or source or target do not respond.
+            RetriableError: the capture does not run, still reads a table, or source or target do not respond.
             FencedError: `millstream apply` was started meanwhile.
-            ConfigError: the target is no copy of this capture, or a row of the source does not fit it.
+            ConfigError: the target is no copy of this capture, or a row of the source does not fit it. The source is not the
+                one that was captured, lacks what the target has, or does not show a table.
         """
         self._refuse_new_target()
         self.applying.run(until="caught-up")  # before the source is asked to hold anything
         with ApplySession(self.applying, self._is_in_snapshot) as session:
             self._take_snapshot(session)
             try:
+                captured = self._captured(session)
                 found = []
                 for table in self._tables(session):
-                    there = session.there(table)
-                    comparer = _TableComparer(self, session, self._source, there)
-                    found.append(comparer.compare(repair=repair))
+                    if _name_of(table) in captured:
+                        there = session.there(table)
+                        comparer = _TableComparer(self, session, self._source, there)
+                        found.append(comparer.compare(repair=repair))
+                    else:
+                        found.append(TableComparison(table.collection, 0, left_out=True))
                     on_table(found[-1])
                 return Reconciliation(self._source.position, tuple(found), repair)
             finally:
@@ -144,7 +165,7 @@ class Reconciler:
         return [one for one in known if self.applying.wanted(one.database, one.table)]
 
     def _names(self, session: ApplySession) -> list[tuple[str, str]]:
-        return [(one.database, one.table) for one in self._tables(session)]
+        return [_name_of(one) for one in self._tables(session)]
 
     def _is_in_snapshot(self, transaction: SourceTransaction) -> bool:
         return not self._source.is_after(transaction)
@@ -154,23 +175,76 @@ class Reconciler:
         given_up_s: float | None = None
         while True:
             names = self._names(session)
+            self._before = self._progress()
             self._source = self.source(names)
             try:
                 given_up_s = given_up_s or self.monotonic_s() + self._source.wait_s
-                last = self._apply_up_to(session, given_up_s)
-                # A table that was made meanwhile may not be at the snapshot's position.
-                if self._source.is_at(last) and self._names(session) == names:
-                    return
+                self._source.refuse_other(self._before)  # later changes may not be in the snapshot
+                if self._has_target(session):
+                    last = self._apply_up_to(session, given_up_s)
+                    # A table that was made meanwhile may not be at the snapshot's position.
+                    if self._source.is_at(last) and self._names(session) == names:
+                        return
             except BaseException:
                 self._source.close()
                 raise
             self._source.close()
 
+    def _progress(self) -> Progress:
+        return captured_progress(self.applying.log, self.applying.name)
+
+    def _has_target(self, session: ApplySession) -> bool:
+        """Say whether the snapshot has all that the target has; a server may log a transaction a moment before it shows it.
+
+        Raises:
+            ConfigError: it did not have it several times.
+        """
+        position = session.state.position
+        if self._source.has(position):
+            return True
+        self._attempts += 1
+        if self._attempts > _ATTEMPTS:
+            raise ConfigError(
+                f"{self._source.shown} lacks changes that {session.target.shown} has: it is at {self._source.position}, and the "
+                f"copy has {position}. Another server answers, or a backup was restored. Give the address that the capture "
+                "has; if it is that one, capture it under a new name, and apply that to a new target."
+            )
+        self.sleep(_LOOK_AGAIN_S)
+        return False
+
+    def _captured(self, session: ApplySession) -> set[tuple[str, str]]:
+        """Return the tables that the capture has read, and reads on; each is in the snapshot.
+
+        Raises:
+            RetriableError: it has not read one to its end.
+            ConfigError: the snapshot does not show one.
+        """
+        before, after = self._source.tables(self._before), self._source.tables(self._progress())
+        unread = [
+            name
+            for name, is_read in after.items()
+            if self.applying.wanted(*name) and not (is_read and before.get(name))
+        ]
+        if unread:
+            raise RetriableError(
+                f"the capture {self.applying.name!r} has not read {_listed(unread)} to the end, or reads it again. Run this "
+                "again when it has."
+            )
+        known = [one for one in self._tables(session) if _name_of(one) in after]
+        unseen = [_name_of(one) for one in known if not self._source.columns(one)]
+        if unseen:
+            raise ConfigError(
+                f"{self._source.shown} does not show {_listed(unseen)}: the user may not read it, or it was dropped, and the "
+                "capture has not seen that. Nothing was compared. GRANT SELECT on it; if it was dropped, run this again when the "
+                "capture has come to that; if the log does not have that, leave the table out of --tables of the capture."
+            )
+        return set(after)
+
     def _apply_up_to(self, session: ApplySession, given_up_s: float) -> str:
         """Apply what is in the snapshot; return the position of its last transaction."""
         while True:
             source = self._source
-            covered = source.is_covered(captured_progress(self.applying.log, self.applying.name))
+            covered = source.is_covered(self._progress())
             while session.step().state != "idle":
                 pass
             if session.ended or covered:
@@ -183,7 +257,7 @@ class Reconciler:
             self.sleep(_PAUSE_S)
 
 
-def captured_progress(log: Path | str, name: str) -> dict[str, Any]:
+def captured_progress(log: Path | str, name: str) -> Progress:
     """Return how far a capture has read its source, by its topic of progress.
 
     Raises:
@@ -199,7 +273,7 @@ def captured_progress(log: Path | str, name: str) -> dict[str, Any]:
             batches = reader.read(topic, 0, first, end, columns=("value",))
             values = [value for batch in batches for value in batch.column("value").to_pylist()]
             if values:
-                found: dict[str, Any] = json.loads(values[-1])["source"]
+                found: Progress = json.loads(values[-1])["source"]
                 return found
             if first == start:
                 raise CorruptionError(
@@ -208,6 +282,14 @@ def captured_progress(log: Path | str, name: str) -> dict[str, Any]:
             size *= 8
     finally:
         reader.close()
+
+
+def _name_of(table: AppliedTable) -> tuple[str, str]:
+    return table.database, table.table
+
+
+def _listed(names: list[tuple[str, str]]) -> str:
+    return ", ".join(".".join(name) for name in sorted(names))
 
 
 # ── one table ─────────────────────────────────────────────────────────────────────────────────
@@ -233,7 +315,7 @@ def chunk_of(key: bytes) -> int:
 
 @dataclass
 class _TableComparer:
-    """The comparison of one table, by the columns that both sides have."""
+    """The comparison of one table that the source shows, by the columns that both sides have."""
 
     reconciler: Reconciler
     session: ApplySession
@@ -244,7 +326,7 @@ class _TableComparer:
         there = self.source.columns(self.table)
         self._names = [name for name in self.table.types if name in there]
         ours = self._checksums(self._target_rows())
-        theirs = self._checksums(self.source.rows(self.table) if there else ())
+        theirs = self._checksums(self.source.rows(self.table))
         wrong = [
             chunk
             for chunk in range(CHUNKS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from millstream.capture.mysql.charsets import is_supported
 from millstream.capture.mysql.session import MariaDbSession
@@ -55,8 +56,10 @@ class PreflightFault:
         return f"{self.what}. Mend it: {self.remedy}"
 
 
-def refuse_faults(faults: list[PreflightFault], server: str) -> None:
-    """Raise one error that names all faults, if there are any.
+def refuse_faults(
+    faults: list[PreflightFault], server: str, what: Literal["captured", "compared"] = "captured"
+) -> None:
+    """Raise one error that names all faults for which a server cannot be captured, or compared, if there are any.
 
     Raises:
         ConfigError: there are.
@@ -64,7 +67,7 @@ def refuse_faults(faults: list[PreflightFault], server: str) -> None:
     if faults:
         once = dict.fromkeys(map(str, faults))
         listed = "\n".join(f"  {number}. {fault}" for number, fault in enumerate(once, 1))
-        raise ConfigError(f"{server} cannot be captured as it is:\n{listed}")
+        raise ConfigError(f"{server} cannot be {what} as it is:\n{listed}")
 
 
 def scheme_faults(session: MariaDbSession) -> list[PreflightFault]:
@@ -89,7 +92,7 @@ def server_faults(session: MariaDbSession) -> list[PreflightFault]:
         return [PreflightFault(what, f"upgrade it to {oldest} or later")]
     faults = [*_log_faults(session, kind.section), *_replica_faults(session)]
     faults += _name_faults(session, kind.section)
-    return [*faults, *_privilege_faults(session)]
+    return [*faults, *privilege_faults(session)]
 
 
 def _name_faults(session: MariaDbSession, section: str) -> Iterator[PreflightFault]:
@@ -146,7 +149,8 @@ def _grants(session: MariaDbSession) -> list[str]:
     return [str(row[0]) for row in session.rows(f"SHOW GRANTS{using}")]
 
 
-def _privilege_faults(session: MariaDbSession) -> Iterator[PreflightFault]:
+def privilege_faults(session: MariaDbSession) -> Iterator[PreflightFault]:
+    """Yield what the user may not do that a capture, and a comparison with it, needs."""
     grants = " ".join(_grants(session)).upper()
     status = "REPLICATION CLIENT" if session.is_mysql else "BINLOG MONITOR"
     for privilege, why in (

@@ -89,11 +89,7 @@ def table_effects(statement: str, database: str) -> list[TableEffect]:
     Args:
         database: The one that names without a database are in.
     """
-    words = _Words(_tokens(statement))
-    if words.skip("SET", "STATEMENT"):  # SET STATEMENT name=value FOR statement
-        while words.peek() not in ("FOR", ""):
-            words.at += 1
-        words.skip("FOR")
+    words = _words_of(statement)
     readers = {
         "TRUNCATE": _truncate,
         "DROP": _drop,
@@ -106,6 +102,28 @@ def table_effects(statement: str, database: str) -> list[TableEffect]:
         return []
     words.at += 1
     return list(reader(words, database))
+
+
+def changes_no_row_unsaid(statement: str) -> bool:
+    """Say whether a statement is DDL, whose effects :func:`table_effects` tells, or administration, which has none."""
+    return _words_of(statement).peek() in _WITHOUT_DML
+
+
+# What MariaDB logs as statements beside DML. It marks as DDL only what has written to a table by then: not DROP FUNCTION of
+# a function in a library, nor ALTER SEQUENCE, nor a GRANT on columns.
+_WITHOUT_DML = frozenset(
+    "ALTER ANALYZE CREATE DROP FLUSH GRANT INSTALL OPTIMIZE RENAME REPAIR REVOKE TRUNCATE UNINSTALL".split()  # noqa: SIM905 - shorter
+)
+
+
+def _words_of(statement: str) -> _Words:
+    """Return the words of a statement, without SET STATEMENT name=value FOR before it."""
+    words = _Words(_tokens(statement))
+    if words.skip("SET", "STATEMENT"):
+        while words.peek() not in ("FOR", ""):
+            words.at += 1
+        words.skip("FOR")
+    return words
 
 
 def _truncate(words: _Words, database: str) -> Iterator[TableEffect]:

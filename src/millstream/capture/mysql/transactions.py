@@ -30,6 +30,7 @@ from millstream.capture.mysql.decoder import (
     XaPrepared,
 )
 from millstream.capture.mysql.snapshot import BinlogPosition
+from millstream.capture.mysql.statements import changes_no_row_unsaid
 from millstream.capture.mysql.table_map import TableMap
 from millstream.errors import ConfigError, ConflictError, CorruptionError
 
@@ -218,7 +219,9 @@ class TransactionReader:
             if not group.begun:
                 group.ended = True
                 return
-        elif gtid.flags & FL_DDL:
+        elif gtid.flags & FL_DDL or (
+            gtid.flags & FL_STANDALONE and changes_no_row_unsaid(statement.text)
+        ):
             group.held.append(statement)
             group.ended = bool(gtid.flags & FL_STANDALONE)
             return

@@ -68,7 +68,7 @@ def check_slot(
     refuse_other_server(session, address, timeline)
     promoted = timeline != progress["timeline"]
     reason = (
-        _unlike_server(address, progress, found)
+        unlike_server(address, progress, found)
         or _missing_publication(session, address, publication)
         or _unlike_slot(session, address, progress, promoted=promoted)
     )
@@ -78,7 +78,7 @@ def check_slot(
     return {**progress, "timeline": timeline, "timeline_began": found.began}
 
 
-def _unlike_server(address: PostgresAddress, progress: Progress, branch: ServerBranch) -> str:
+def unlike_server(address: PostgresAddress, progress: Progress, branch: ServerBranch) -> str:
     """Say why the server's WAL is not the continuation of what was captured; empty if it is."""
     lsn, timeline, now = progress["lsn"], progress["timeline"], branch.identity
     if now.system != progress["system"]:

@@ -19,8 +19,8 @@ import psycopg
 from psycopg import pq
 
 from millstream.capture.postgres.messages import lsn_text, parse_lsn
-from millstream.errors import ConflictError, RetriableError
-from millstream.views.address import PostgresAddress
+from millstream.errors import ConfigError, ConflictError, RetriableError
+from millstream.views.address import PostgresAddress, is_refused_login
 
 _EPOCH_S = 946_684_800
 _FEEDBACK_S = 1.0
@@ -47,6 +47,11 @@ def translated(address: PostgresAddress) -> Iterator[None]:
     try:
         yield
     except (psycopg.errors.ObjectInUse, psycopg.OperationalError) as error:
+        if is_refused_login(str(error)):
+            raise ConfigError(
+                f"{address.shown} refuses: {address.redacted(str(error)).strip()}. Correct the user, the password (it may be in "
+                "MILLSTREAM_CAPTURE_PASSWORD), the database, or the server's pg_hba.conf."
+            ) from None
         raise RetriableError(
             f"{address.shown} does not respond as it should: {address.redacted(str(error)).strip()}. It is tried again."
         ) from None

@@ -17,8 +17,7 @@ sync of a file or one request, and small state has few objects.
    runs, and a run removes replaced ones only after a commit of its own. So an old run that wakes up while
    a newer one works does no harm: its commit is refused. What it puts meanwhile is for the run after.
 
-A run's name is that of its object, then ``@`` and the position in a bundle, then ``~`` and the checksum of its
-bytes where the store has readers check it.
+`object_store/run_names.py` says how a run is named.
 """
 
 from __future__ import annotations
@@ -33,12 +32,11 @@ import pyarrow as pa
 
 from millstream.kernels.state.sorted_runs import Run, decode_run, encode_run, write_run
 from millstream.object_store.cached import checksum_of
-from millstream.object_store.store import Extent, Loaded, ObjectStore
+from millstream.object_store.run_names import RunName
+from millstream.object_store.store import Loaded, ObjectStore
 
 OWN_FILE_BYTES_MIN = 256 << 10  # smaller runs share a bundle
 _ALIGNMENT_BYTES = 64  # of a table that Arrow uses in place
-_AT = "@"  # between a bundle's name and a run's position in it
-_CHECK = "~"  # before a checksum
 
 
 @dataclass
@@ -107,7 +105,8 @@ class RunFiles:
         if table.nbytes >= OWN_FILE_BYTES_MIN:
             name = self._new_name()
             stored = self.store.put(name, lambda file: write_run(table, file))
-            return Run(name + _suffix(stored.checksum), slot, table.num_rows, stored.size_bytes)
+            named = RunName(name, None, stored.checksum)
+            return Run(named.text, slot, table.num_rows, stored.size_bytes)
         encoded = encode_run(table)
         name = self._append_to_bundle(encoded)
         _copied.put(self._key(name), decode_run(pa.py_buffer(encoded)))
@@ -129,7 +128,7 @@ class RunFiles:
     def _append_to_bundle(self, encoded: bytes) -> str:
         self._bundle = self._bundle or self._new_name()
         checksum = checksum_of(pa.py_buffer(encoded)) if self.store.checksums else None
-        name = f"{self._bundle}{_AT}{self._waiting_bytes}{_suffix(checksum)}"
+        name = RunName(self._bundle, self._waiting_bytes, checksum).text
         self._waiting[name] = encoded
         self._waiting_bytes += len(encoded) + _padding_bytes(encoded)
         return name
@@ -143,19 +142,8 @@ class RunFiles:
     def _fetch(self, run: Run) -> Loaded:
         if run.name in self._waiting:  # written by this task, and no longer in the cache
             return Loaded(pa.py_buffer(self._waiting[run.name]), mapped=False)
-        place, _, checksum = run.name.partition(_CHECK)
-        name, _, position = place.partition(_AT)
-        extent = Extent(
-            int(position or 0),
-            run.size_bytes,
-            whole=not position,
-            checksum=int(checksum, 16) if checksum else None,
-        )
-        return self.store.read(name, extent)
-
-
-def _suffix(checksum: int | None) -> str:
-    return "" if checksum is None else f"{_CHECK}{checksum:08x}"
+        name = RunName.parse(run.name)
+        return self.store.read(name.object, name.extent(run.size_bytes))
 
 
 def _padding_bytes(encoded: bytes) -> int:
@@ -168,7 +156,7 @@ def _padded(encoded: bytes) -> bytes:
 
 def object_name(run_name: str) -> str:
     """Return the name of the object that a run is in."""
-    return run_name.partition(_CHECK)[0].partition(_AT)[0]
+    return RunName.parse(run_name).object
 
 
 @dataclass

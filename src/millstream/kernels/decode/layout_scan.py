@@ -4,6 +4,9 @@ It is written in the part of Python that numba compiles, and run compiled (:mod:
 Each reader of a value returns where it ends, or -1 for what it does not read: the object is then left to a parser.
 That what follows is not part of the value is not looked at here: it must be what the layout says, which begins with
 a quote, a blank, a comma or a brace.
+
+Bytes are looked at eight at a time, as a word whose lowest byte is the first, wherever as many are left in the object.
+Arithmetic with words wraps around.
 """
 
 from __future__ import annotations
@@ -28,6 +31,14 @@ _SMALL_E, _LARGE_E, _TEE, _ZED = 0x65, 0x45, 0x54, 0x5A
 _TRUE, _FALSE = np.frombuffer(b"true", np.uint8), np.frombuffer(b"false", np.uint8)
 _NOT_READ = -1
 _NO_TIME = -(1 << 63)
+
+_ONES = np.uint64(0x01_01_01_01_01_01_01_01)
+# Of each byte the first bit, and the others.
+_HIGHS, _REST = np.uint64(0x80) * _ONES, np.uint64(0x7F) * _ONES
+_QUOTES, _ESCAPES, _BLANKS = (np.uint64(byte) * _ONES for byte in (_QUOTE, _ESCAPE, _BLANK))
+_ZEROS, _DIGIT_BITS = np.uint64(_ZERO) * _ONES, np.uint64(0x0F) * _ONES
+_BEYOND_NINE = np.uint64(0x80 - 10) * _ONES  # what makes the first bit of what is more than nine
+_OF_FOUR = np.uint64(0x0000_00FF_0000_00FF)
 
 
 class ScanLayout(NamedTuple):
@@ -79,10 +90,17 @@ def behind(data: Array, at: Int, end: Int, around: Array, start: Int, stop: Int)
     """Return where ``around[start:stop]`` ends, if it is there."""
     if at + stop - start > end:
         return _NOT_READ
-    for n in range(stop - start):
-        if data[at + n] != around[start + n]:
+    size = stop - start
+    n = np.int64(0)
+    while n + _WORD <= size:
+        if word_at(data, at + n) != word_at(around, start + n):
             return _NOT_READ
-    return at + stop - start
+        n += _WORD
+    while n < size:
+        if data[np.uint64(at + n)] != around[np.uint64(start + n)]:
+            return _NOT_READ
+        n += 1
+    return at + size
 
 
 def scan_value(data: Array, at: Int, end: Int, action: Int) -> tuple[Int, Int]:
@@ -100,9 +118,52 @@ def scan_value(data: Array, at: Int, end: Int, action: Int) -> tuple[Int, Int]:
 
 def text_end(data: Array, at: Int, end: Int) -> Int:
     """Return where there is a quote, an escape or a control character."""
+    while at + _WORD <= end:
+        word = word_at(data, at)
+        quotes, escapes = word ^ _QUOTES, word ^ _ESCAPES
+        # The first bit of each byte that is zero, or less than a blank: right for the lowest such byte.
+        found = (quotes - _ONES) & ~quotes | (escapes - _ONES) & ~escapes
+        found = (found | (word - _BLANKS) & ~word) & _HIGHS
+        if found != 0:
+            return at + bytes_below(found)
+        at += _WORD
     while at < end and data[at] >= _BLANK and data[at] != _QUOTE and data[at] != _ESCAPE:
         at += 1
     return at
+
+
+def word_at(data: Array, at: Int) -> np.uint64:
+    """Return the eight bytes at a place, the first of them lowest."""
+    place = np.uint64(at)  # numba would ask of what has a sign whether it counts from the end
+    word = np.uint64(data[place])
+    for n in range(1, _WORD):
+        word |= np.uint64(data[place + np.uint64(n)]) << np.uint64(8 * n)
+    return word
+
+
+def bytes_below(highs: np.uint64) -> Int:
+    """Return how many bytes are below the lowest that is marked by its first bit; one is."""
+    lowest = highs & (~highs + np.uint64(1))
+    return np.int64(((lowest - np.uint64(1)) & _ONES) * _ONES >> np.uint64(56)) - 1
+
+
+def digits_in(word: np.uint64) -> Int:
+    """Return how many of the first bytes of a word are digits."""
+    values = word ^ _ZEROS
+    other = (values | (values & _REST) + _BEYOND_NINE) & _HIGHS
+    return bytes_below(other) if other != 0 else np.int64(_WORD)
+
+
+def number_of(word: np.uint64) -> np.int64:
+    """Return the number of eight digits.
+
+    Source: D. Lemire, "Quickly parsing eight digits": pairs are put together, and then all four of them.
+    """
+    digits = word & _DIGIT_BITS
+    pairs = digits * np.uint64(10) + (digits >> np.uint64(8))
+    odd = (pairs & _OF_FOUR) * np.uint64(100 + (1_000_000 << 32))
+    even = (pairs >> np.uint64(16) & _OF_FOUR) * np.uint64(1 + (10_000 << 32))
+    return np.int64(odd + even >> np.uint64(32))
 
 
 def digits_end(data: Array, at: Int, end: Int) -> Int:
@@ -140,6 +201,12 @@ def scan_whole(data: Array, at: Int, end: Int) -> tuple[Int, Int]:
         at += 1
     first, number = at, np.int64(0)
     end = min(end, first + _DIGITS_MAX)
+    if at + _WORD <= end:
+        word = word_at(data, at)
+        count = digits_in(word)
+        if count > 0:
+            number = number_of(word << np.uint64(8 * (_WORD - count)))
+        at += count
     while at < end and _ZERO <= data[at] <= _NINE:
         number = number * 10 + (np.int64(data[at]) - _ZERO)
         at += 1

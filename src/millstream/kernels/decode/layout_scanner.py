@@ -54,7 +54,7 @@ class LayoutScanner:
         cells = np.empty((len(self.schema), len(objects)), np.int64)
         ends = np.empty_like(cells)
         read: Mask = np.zeros(len(objects), np.bool_)
-        scan = jit.compiled(layout_scan.scan_objects, layout_scan)
+        scan = jit.compiled(layout_scan.scan_objects, layout_scan, allocates=False)
         rows = scan(data, offsets, self._arrays, cells, ends, read)
         columns = [
             _column(data, field.type, cells[number, :rows], ends[number, :rows])
@@ -92,7 +92,7 @@ def _column(data: Array, kind: pa.DataType, cells: Array, ends: Array) -> pa.Arr
 def _texts(data: Array, starts: Array, ends: Array) -> pa.Array:
     buffer = pa.allocate_buffer(int((ends - starts).sum()))
     out, offsets = np.frombuffer(buffer, np.uint8), np.zeros(len(starts) + 1, np.int32)
-    copy = jit.compiled(layout_scan.copy_texts, layout_scan)
+    copy = jit.compiled(layout_scan.copy_texts, layout_scan, allocates=False)
     copy(data, starts, ends, _words(data), out, _words(out), offsets)
     return pa.Array.from_buffers(pa.string(), len(starts), [None, pa.py_buffer(offsets), buffer])
 

@@ -260,7 +260,7 @@ def _frames(trace: TracebackType | None) -> list[tuple[str, int, str]]:
 def rows_as_json(rows: pl.DataFrame) -> list[str]:
     """Return each row as the JSON object of its visible columns."""
     return [
-        json.dumps(row, default=_plain, ensure_ascii=False, separators=(",", ":"))
+        json.dumps(row, default=plain_value, ensure_ascii=False, separators=(",", ":"))
         for row in pl.DataFrame(
             [_in_python(rows[name]) for name in visible(rows.columns)]
         ).to_dicts()
@@ -278,7 +278,8 @@ def _in_python(column: pl.Series) -> pl.Series:
     return column
 
 
-def _plain(value: Any) -> object:
+def plain_value(value: Any) -> object:
+    """Return a value of a row that JSON has no kind for as one that it has."""
     if isinstance(value, (datetime, date, time)):
         return value.isoformat()
     if isinstance(value, timedelta):

@@ -40,11 +40,18 @@ from millstream.kernels.joins.join_input import (
 )
 from millstream.kernels.joins.join_operator import JoinOperator
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
+from millstream.kernels.queryable import (
+    KeyColumns,
+    QueryKeys,
+    as_often_as_weighed,
+    held_with_weights,
+)
 from millstream.kernels.state.appended_rows import AppendedRows
 from millstream.kernels.state.arrangement import Arrangement
 from millstream.kernels.state.layout import StateLayout
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
+from millstream.kernels.state.sorted_runs import MemoryRunStore
 
 JoinKind = Literal["inner", "left", "right", "full", "semi", "anti"]
 Kept = Arrangement | AppendedRows
@@ -119,6 +126,33 @@ class TableJoin(JoinOperator):
             rows_kept.add(changes)
         ledger.check()
         return result
+
+    @property
+    def query_key(self) -> KeyColumns | None:
+        left = self.columns.left
+        return tuple(zip(left.on, left.key_types, strict=True))
+
+    def current_rows(
+        self,
+        state: OperatorState,
+        keys: QueryKeys | None,
+        watermark_us: int,  # noqa: ARG002 - rows have no end in time
+    ) -> pl.DataFrame:
+        """Return the joined rows: those by which the result would change if all that is held came at once."""
+        empty = OperatorState(MemoryRunStore())
+        nothing = self._kept(empty, 0), self._kept(empty, 1)
+        left, right = (
+            self._held(self._kept(state, number), keys, self._changes((), number, 0))
+            for number in (0, 1)
+        )
+        made = [rows for rows in _JoinBatch(self, nothing, left, right).changes() if rows.height]
+        if not made:
+            return pl.DataFrame(schema=self.columns.types)
+        return as_often_as_weighed(consolidate(pl.concat(made)))
+
+    def _held(self, kept: Kept, keys: QueryKeys | None, none: pl.DataFrame) -> pl.DataFrame:
+        held = held_with_weights(kept, keys, self.by)
+        return none if held is None else held[none.columns]
 
     def _kept(self, state: OperatorState, number: int) -> Kept:
         """Return the rows that are kept of an input."""

@@ -16,8 +16,9 @@ a partial match nor a row that may begin one are left out. What remains goes thr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import cached_property, reduce
 from operator import or_
 
@@ -37,6 +38,7 @@ from millstream.kernels.patterns.keyed_matches import KeyedBatch, Known
 from millstream.kernels.patterns.matcher import mark_kept, matched_rows
 from millstream.kernels.patterns.measures import Measures
 from millstream.kernels.patterns.nfa import START, Nfa
+from millstream.kernels.patterns.partial_matches import PartialMatch, ShownRows
 from millstream.kernels.patterns.pattern_operator import (
     PatternBatch,
     PatternOperator,
@@ -96,6 +98,35 @@ class PatternMatch(PatternOperator):
     def batch(self, state: OperatorState, context: BatchContext) -> PatternBatch:
         return _SequenceBatch(self, state, context)
 
+    def partial_matches_of(self, known: Known, until_us: int) -> Iterator[PartialMatch]:  # noqa: ARG002
+        assert known.rows is not None
+        batch = KeyedBatch.of(known, _no_rows(known.rows), self.by)
+        shown = ShownRows.of(batch.rows, self.by, [name for name, _ in self.columns])
+        for number, entry in enumerate(batch.entries, start=1):
+            if entry[m.LIVE] or entry[m.COMPLETE]:
+                yield self._partial_match(batch.entries, number, shown)
+
+    def _partial_match(self, entries: m.Places, number: int, shown: ShownRows) -> PartialMatch:
+        last, taken = entries[number - 1], []
+        while number:
+            entry = entries[number - 1]
+            taken.append((int(entry[m.ROW]), self.nfa.steps[entry[m.STATE]].name))
+            number = int(entry[m.PARENT])
+        rows = tuple(shown.bound(*one) for one in reversed(taken))
+        waits = _waits_for(self.nfa, int(last[m.STATE]), int(last[m.MASK])) if last[m.LIVE] else ()
+        if last[m.COMPLETE]:
+            waits = (*waits, "the end of partial matches that began before it")
+        within = self.within_us
+        return PartialMatch(
+            self.name,
+            shown.key(taken[0][0]),
+            rows[0].time,
+            rows,
+            tuple(waits),
+            None if within is None else rows[0].time + timedelta(microseconds=within),
+            bool(last[m.COMPLETE]),
+        )
+
     def may_begin(self, rows: pl.DataFrame) -> pl.Series:
         """Return which rows may be the first of a match, by what they say alone."""
         starts = {self.nfa.steps[one.target].condition for one in self.nfa.leaving(START)}
@@ -116,7 +147,7 @@ class _SequenceBatch(PatternBatch):
     ) -> None:
         if new is None:
             assert known.rows is not None
-            new = known.rows.clear()[[c for c in known.rows.columns if c != "__number"]]
+            new = _no_rows(known.rows)
         else:
             new = new.with_columns(pl.lit(1, pl.Int64).alias(WEIGHT))
         batch = KeyedBatch.of(known, new, self.operator.by)
@@ -192,3 +223,26 @@ class _SequenceBatch(PatternBatch):
         times = pl.Series(TIME, time_us)
         table = made.table.hstack([times, times.alias(RELEASED), tie.alias(RELEASED_TIE)])
         return table.sort(RELEASED, RELEASED_TIE, maintain_order=True)
+
+
+def _no_rows(known: pl.DataFrame) -> pl.DataFrame:
+    """Return no new rows, beside those that are known."""
+    return known.clear().drop("__number")
+
+
+_WORDS = {"strict": "next", "relaxed": "followed by", "any": "followed by any"}
+
+
+def _waits_for(nfa: Nfa, state: int, mask: int) -> Iterator[str]:
+    """Yield in words each transition of a state that a mask leaves."""
+    for bit, one in enumerate(nfa.leaving(state)):
+        if not mask >> bit & 1:
+            continue
+        absent = " and ".join(repr(absence.name) for absence in one.absences)
+        if one.target == nfa.end:
+            yield f"the end of within, without {absent}"
+            continue
+        name = repr(nfa.steps[one.target].name)
+        another = "another " if one.target == state else ""
+        before = f", without {absent} before it" if absent else ""
+        yield f"{_WORDS[one.contiguity]} {another}{name}{before}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from operator import or_
@@ -31,6 +31,7 @@ from millstream.kernels.operator_base import OperatorBase
 from millstream.kernels.patterns import tables as m
 from millstream.kernels.patterns.conditions import CompiledConditions
 from millstream.kernels.patterns.keyed_matches import KeyedMatches, Known
+from millstream.kernels.patterns.partial_matches import PartialMatch
 from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.keyhash import Hashes, hash_columns
 from millstream.kernels.state.ledger import StateLedger
@@ -156,9 +157,37 @@ class PatternOperator(OperatorBase):
             add_late_rows(found, result, without=made)
         return found.in_time.drop(SPLIT, WATERMARK_SEEN, strict=False)
 
-    def partial_matches(self, state: OperatorState) -> Known:
-        """Return the partial matches that state holds, and their rows: for looking at them."""
-        return KeyedMatches(state, self.by).scan()
+    # ── looked at ───────────────────────────────────────────────────────────────────────────
+
+    def partial_matches(
+        self, state: OperatorState, watermark_us: int, seed: int, key: pl.DataFrame | None = None
+    ) -> Iterator[PartialMatch]:
+        """Yield the partial matches that state has after a batch, key by key, the oldest of a key first.
+
+        ``key`` has one row, with the value of each column that a key is to have: some columns of the key, or all.
+        Without it, or with some, all that is held is read.
+        """
+        held = KeyedMatches(state, self.by)
+        if key is not None and set(key.columns) == set(self.by):
+            known = held.read(hash_columns(key, self.by, seed))
+        else:
+            known = held.scan()
+        if key is not None:
+            known = Known(_of_key(known.rows, key), _of_key(known.entries, key))
+        if known.rows is not None:
+            yield from self.partial_matches_of(known, self.output_watermark(watermark_us) - 1)
+
+    @abstractmethod
+    def partial_matches_of(self, known: Known, until_us: int) -> Iterator[PartialMatch]:
+        """Yield the partial matches of rows that state has; no row of the time ``until_us`` or before it follows."""
+
+
+def _of_key(rows: pl.DataFrame | None, key: pl.DataFrame) -> pl.DataFrame | None:
+    if rows is None:
+        return None
+    wanted = [pl.col(name).eq_missing(pl.lit(key[name]).first()) for name in key.columns]
+    found = rows.filter(wanted)
+    return found if found.height else None
 
 
 @dataclass

@@ -6,7 +6,9 @@ without it, too, with the same result. Of each key, in this order, for the row w
 1.  The first path by preference is looked for (:func:`_search`). It is looked for in the rows that are known. Where it depends on
     a row that is not known yet, nothing is decided: the key waits, and the search begins anew with the next rows.
 2.  A row that is later than ``within`` after the first, or as much before it, is not there. So when ``within`` is over, all is decided.
-3.  A match is emitted with what decided it: the last row that was looked at, or the end of ``within`` where it mattered that
+3.  Where a search takes too many steps, the rows that it has looked at are given up. So are those of a match that cannot be skipped
+    as declared. Matching goes on behind them.
+4.  A match is emitted with what decided it: the last row that was looked at, or the end of ``within`` where it mattered that
     no further row is there. It is then skipped as declared.
 
 Entry d of a path is the d-th row that it takes; entry 0 has none. What entries have is overwritten where the search
@@ -23,6 +25,8 @@ from millstream.kernels.patterns.programs import is_true
 from millstream.kernels.patterns.row_pattern import AT_START, DONE, JUMP, SPLIT, TAKE
 from millstream.kernels.patterns.row_tables import (
     ABSENT,
+    AT_DEPTH,
+    AT_PLACE,
     CLASSIFIER,
     COUNTED,
     DEADLINE,
@@ -32,7 +36,7 @@ from millstream.kernels.patterns.row_tables import (
     EMPTY,
     EXAMINED,
     FAILED,
-    FAILED_ROW,
+    FAILURES,
     FIRST_ROW,
     FULL,
     LENGTH,
@@ -60,6 +64,7 @@ from millstream.kernels.patterns.row_tables import (
     STEPS,
     STEPS_EXCEEDED,
     STEPS_MAX,
+    STEPS_OF_ROW_MAX,
     TAKEN,
     TIME_US,
     TO_FIRST,
@@ -82,7 +87,7 @@ def match_row_patterns(tables: RowTables, rows: PatternRows, work: RowWork, unti
     work.numbers[UNTIL_US] = until_us
     for key in range(len(rows.rows_of) - 1):
         _match_key(tables, rows, work, key)
-        if work.numbers[FULL] or work.numbers[FAILED]:
+        if work.numbers[FULL]:
             return
 
 
@@ -97,16 +102,18 @@ def _match_key(tables: RowTables, rows: PatternRows, work: RowWork, key: int) ->
             start += 1
             continue
         length = _attempt(tables, rows, work, key, start)
-        if numbers[UNDECIDED] or numbers[FULL] or numbers[FAILED]:
+        if numbers[UNDECIDED] or numbers[FULL]:
             break
         _decide(tables, rows, work, start)
-        if length == NO_MATCH:
+        if numbers[FAILED]:
+            start = _give_up(work, start, numbers[EXAMINED] + 1)
+        elif length == NO_MATCH:
             if tables.shows_unmatched and start >= keys[key, MATCHED_UNTIL]:
                 _emit(work, start, NO_MATCH, 0)
             start += 1
         else:
             start = _matched(tables, work, key, start, length)
-        if numbers[FULL] or numbers[FAILED]:
+        if numbers[FULL]:
             break
     keys[key, NEXT_START] = start
 
@@ -114,7 +121,7 @@ def _match_key(tables: RowTables, rows: PatternRows, work: RowWork, key: int) ->
 def _attempt(tables: RowTables, rows: PatternRows, work: RowWork, key: int, start: int) -> int:
     """Return how many rows the match that begins here has, or ``NO_MATCH``; see also what is undecided."""
     numbers = work.numbers
-    numbers[UNDECIDED] = numbers[DEADLINE] = numbers[STEPS] = 0
+    numbers[UNDECIDED] = numbers[DEADLINE] = numbers[STEPS] = numbers[FAILED] = 0
     numbers[MATCH] = work.keys[key, MATCH_NUMBER] + 1
     numbers[EXAMINED] = start
     _set_limits(tables, rows, work, key, start)
@@ -172,10 +179,12 @@ def _search(tables: RowTables, rows: PatternRows, work: RowWork, start: int) -> 
     numbers[WAYS] = 0
     while tables.code[place] != DONE:
         numbers[STEPS] += 1
-        if numbers[STEPS] > STEPS_MAX:
-            numbers[FAILED], numbers[FAILED_ROW] = STEPS_EXCEEDED, start
+        if numbers[STEPS] > STEPS_MAX and _is_given_up(tables, work, start):
+            numbers[FAILED] = STEPS_EXCEEDED
+            return NO_MATCH
         follows, took = _step(tables, rows, work, start, depth, place)
-        if numbers[UNDECIDED] or numbers[FULL] or numbers[FAILED]:
+        if numbers[UNDECIDED] or numbers[FULL]:
+            numbers[AT_DEPTH], numbers[AT_PLACE] = depth, place
             return NO_MATCH
         if follows != ABSENT:
             place, depth = follows, depth + took
@@ -184,7 +193,14 @@ def _search(tables: RowTables, rows: PatternRows, work: RowWork, start: int) -> 
             place, depth = work.stack[numbers[WAYS], 0], work.stack[numbers[WAYS], 1]
         else:
             return NO_MATCH
+    numbers[AT_DEPTH], numbers[AT_PLACE] = depth, place
     return depth
+
+
+def _is_given_up(tables: RowTables, work: RowWork, start: int) -> bool:
+    """Return whether a search that has taken very many steps has taken more than its rows explain."""
+    rows = work.numbers[EXAMINED] - start + 1
+    return not tables.context_free and bool(work.numbers[STEPS] > STEPS_OF_ROW_MAX * rows)
 
 
 def _step(
@@ -337,31 +353,42 @@ def _decide(tables: RowTables, rows: PatternRows, work: RowWork, start: int) -> 
 def _matched(tables: RowTables, work: RowWork, key: int, start: int, length: int) -> int:
     """Emit a match; return where the next one may begin."""
     keys = work.keys
+    follows = _next_start(tables, work, start, length)
+    if work.numbers[FAILED]:
+        return _give_up(work, start, start + length)
     keys[key, MATCH_NUMBER] += 1
-    if not length:
-        if tables.shows_empty:
-            _emit(work, start, EMPTY, keys[key, MATCH_NUMBER])
-        return start + 1
-    _emit(work, start, length, keys[key, MATCH_NUMBER])
-    keys[key, MATCHED_UNTIL] = max(keys[key, MATCHED_UNTIL], start + length)
-    if tables.skip == TO_NEXT_ROW:
+    if length:
+        _emit(work, start, length, keys[key, MATCH_NUMBER])
+        keys[key, MATCHED_UNTIL] = max(keys[key, MATCHED_UNTIL], start + length)
+    elif tables.shows_empty:
+        _emit(work, start, EMPTY, keys[key, MATCH_NUMBER])
+    return follows
+
+
+def _next_start(tables: RowTables, work: RowWork, start: int, length: int) -> int:
+    """Return the row that matching goes on with; it is not to be the first row of a match, or none."""
+    if not length or tables.skip == TO_NEXT_ROW:
         return start + 1
     if tables.skip_set == 0:
         return start + length
-    return _skipped_to(tables, work, start, length)
-
-
-def _skipped_to(tables: RowTables, work: RowWork, start: int, length: int) -> int:
-    """Return the row of a variable that matching goes on with; it is not to be the first row, or none."""
     found = 0
     for entry in range(1, length + 1):
         if tables.skip_set >> work.label[entry] & 1 and (tables.skip != TO_FIRST or not found):
             found = entry
     if found <= 1:
         work.numbers[FAILED] = SKIP_FIRST_ROW if found else NO_VARIABLE
-        work.numbers[FAILED_ROW] = start
         return start
     return start + found - 1
+
+
+def _give_up(work: RowWork, start: int, end: int) -> int:
+    """Note that no match is looked for among some rows; return where the next one may begin."""
+    number = work.numbers[FAILURES]
+    work.failures[number, 0] = start
+    work.failures[number, 1] = end
+    work.failures[number, 2] = work.numbers[FAILED]
+    work.numbers[FAILURES] = number + 1
+    return end
 
 
 def _emit(work: RowWork, start: int, length: int, number: int) -> None:

@@ -12,17 +12,18 @@ first row's time + ``within`` + L, and what is before can be forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from operator import or_
-from typing import Literal, NoReturn
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
 
 from millstream.errors import UserCodeError
 from millstream.kernels.arrays import Int64s
+from millstream.kernels.errors.dead_letter_collector import FailedRows
 from millstream.kernels.errors.user_code import UserCode
 from millstream.kernels.frames import HASH, RELEASED, RELEASED_TIE, TIME, WEIGHT, to_datetimes
 from millstream.kernels.joins.versions import TIE
@@ -30,6 +31,13 @@ from millstream.kernels.operator import NOT_DEFINING, BatchContext, OperatorResu
 from millstream.kernels.patterns import row_tables as t
 from millstream.kernels.patterns.compiled import match_row_patterns
 from millstream.kernels.patterns.keyed_matches import Known
+from millstream.kernels.patterns.measures import MATCH_END, MATCH_START
+from millstream.kernels.patterns.partial_matches import (
+    PartialMatch,
+    ShownRows,
+    known_by_key,
+    to_time,
+)
 from millstream.kernels.patterns.pattern_operator import (
     PatternBatch,
     PatternOperator,
@@ -42,6 +50,12 @@ from millstream.kernels.patterns.row_conditions import RowConditions
 from millstream.kernels.patterns.row_keys import RowPatternBatch
 from millstream.kernels.patterns.row_measures import FoundMatches, RowMeasures
 from millstream.kernels.patterns.row_pattern import (
+    AT_END,
+    AT_START,
+    DONE,
+    JUMP,
+    SPLIT,
+    TAKE,
     Anchor,
     Instruction,
     PatternNode,
@@ -137,6 +151,43 @@ class RowPatternMatch(PatternOperator):
     def batch(self, state: OperatorState, context: BatchContext) -> PatternBatch:
         return _RowPatternBatch(self, state, context)
 
+    def partial_matches_of(self, known: Known, until_us: int) -> Iterator[PartialMatch]:
+        for one in known_by_key(known, self.by):
+            assert one.rows is not None
+            batch = RowPatternBatch.of(one, one.rows.clear().drop("__number"), self.by)
+            with np.errstate(over="ignore", invalid="ignore"):
+                work = _run(self, batch, until_us)
+            start = int(work.keys[0, t.NEXT_START])
+            if (
+                start < batch.rows.height
+            ):  # else there are rows that conditions of later ones look at
+                yield self._partial_match(batch, work, start)
+
+    def _partial_match(self, batch: RowPatternBatch, work: t.RowWork, start: int) -> PartialMatch:
+        shown = ShownRows.of(batch.rows, self.by, [name for name, _ in self.columns])
+        depth = int(work.numbers[t.AT_DEPTH])
+        rows = tuple(
+            shown.bound(start + place, self.variables[work.label[place + 1]])
+            for place in range(depth)
+        )
+        began_us = shown.time_us(start)
+        waits, complete = self._waits_for(work, shown_rows=batch.rows.height - start)
+        ends = None if self.within_us is None else to_time(began_us + self.within_us)
+        key = shown.key(start)
+        return PartialMatch(self.name, key, to_time(began_us), rows, waits, ends, complete)
+
+    def _waits_for(self, work: t.RowWork, shown_rows: int) -> tuple[tuple[str, ...], bool]:
+        """Return in words what a search waits for, the preferred first, and whether what it has may be a match as it is."""
+        tables, depth = self.tables, int(work.numbers[t.AT_DEPTH])
+        if tables.code[work.numbers[t.AT_PLACE]] == DONE:
+            return ("the rows after it that measures look at",), True
+        if depth < shown_rows:
+            name = self.variables[tables.first[work.numbers[t.AT_PLACE]]]
+            return (f"the rows that the condition of {name!r} looks at",), False
+        ways = work.stack[: work.numbers[t.WAYS]]  # what is preferred is at the end
+        places = [int(place) for place, taken in ways if taken == depth]
+        return _ways_on(self, [*places, int(work.numbers[t.AT_PLACE])], depth)
+
     @property
     def skips_rows(self) -> bool:
         """Whether nothing is emitted of a row that no match with rows begins with."""
@@ -181,8 +232,8 @@ class _RowPatternBatch(PatternBatch):
         else:
             new = new.with_columns(pl.lit(1, pl.Int64).alias(WEIGHT))
         batch = RowPatternBatch.of(known, new, self.operator.by)
-        work = self._run(batch)
         operator = self.operator
+        work = _run(operator, batch, self.until_us)
         kept = batch.kept(
             work.keys,
             operator.rows_behind,
@@ -194,63 +245,7 @@ class _RowPatternBatch(PatternBatch):
         self.count(kept, known)
         self._set_timers(batch, work)
         result.rows = self._rows(batch, work, result)
-
-    def _run(self, batch: RowPatternBatch) -> t.RowWork:
-        """Run the matcher, with more room where it had too little."""
-        operator = self.operator
-        rows = self._rows_of(batch)
-        longest = int(np.diff(batch.rows_of).max(initial=0)) + 2
-        depth, taken = min(_DEPTH_FIRST, longest), 1024 + 2 * batch.rows.height
-        while True:
-            work = _new_work(operator.tables, batch.keys, depth, taken)
-            match_row_patterns(operator.tables, rows, work, self.until_us)
-            if work.numbers[t.FAILED]:
-                self._fail(batch, work)
-            full = work.numbers[t.FULL]
-            if not full:
-                return work
-            if taken >= _ROWS_MAX or depth >= _ROWS_MAX:
-                raise UserCodeError(
-                    f"The matches of step {operator.name!r} have more than {_ROWS_MAX:,} rows in a batch. Give a "
-                    'shorter within, or after_match="past last row" instead of "to next row".',
-                    step=operator.name,
-                )
-            depth, taken = (4 * depth, taken) if full == t.DEPTH_FULL else (depth, 4 * taken)
-
-    def _rows_of(self, batch: RowPatternBatch) -> t.PatternRows:
-        operator, rows = self.operator, batch.rows
-        whole, floating, null = value_arrays(operator.compiled, rows)
-        ranks = np.zeros(len(operator.variables), np.int64)
-        if any(one.value == t.CLASSIFIER for one in operator.compiled.navigations):
-            whole, ranks = _ranked(operator, rows, whole)
-        may_begin: Bytes = operator.may_begin(rows).to_numpy().astype(np.uint8)
-        return t.PatternRows(
-            rows[TIME].to_numpy(),
-            gate_arrays(operator.compiled, rows),
-            may_begin,
-            whole,
-            floating,
-            null,
-            ranks,
-            batch.rows_of,
-        )
-
-    def _fail(self, batch: RowPatternBatch, work: t.RowWork) -> NoReturn:
-        operator, row = self.operator, int(work.numbers[t.FAILED_ROW])
-        key = ", ".join(f"{name}={batch.rows[name][row]!r}" for name in operator.by)
-        at = to_datetimes(batch.rows[TIME][row : row + 1])[0]
-        where = f"Step {operator.name!r}, the match that begins at {at}" + (
-            f", of the key {key}" if key else ""
-        )
-        text = {
-            t.NO_VARIABLE: f"has no row of {operator.skip_to!r}, which after_match skips to. Skip to a variable that every "
-            'match has, or "past last row".',
-            t.SKIP_FIRST_ROW: f"begins with the row of {operator.skip_to!r} that after_match skips to, so the same match would "
-            'be found for ever. Skip to a variable that is not the first row, or "to next row".',
-            t.STEPS_EXCEEDED: f"takes more than {t.STEPS_MAX:,} steps to be found. Repeat fewer variables that fit the same rows, or "
-            "look in conditions at the row and those before it (prev) rather than at rows of a variable.",
-        }[int(work.numbers[t.FAILED])]
-        raise UserCodeError(f"{where}: it {text}", step=operator.name)
+        result.failed += _given_up(operator, batch, work)
 
     def _set_timers(self, batch: RowPatternBatch, work: t.RowWork) -> None:
         """Set a timer for each key of which this batch has found another place where a match may begin."""
@@ -286,6 +281,117 @@ class _RowPatternBatch(PatternBatch):
         tie = batch.rows[TIE][matches[match, t.ROW]].alias(RELEASED_TIE)
         table = made.table.hstack([times, times.alias(RELEASED), tie])
         return table.sort(RELEASED, RELEASED_TIE, maintain_order=True)
+
+
+def _ways_on(
+    operator: RowPatternMatch, places: list[int], depth: int
+) -> tuple[tuple[str, ...], bool]:
+    """Return in words what may come next at some instructions, and whether it may be the end; the last one is preferred."""
+    tables, found, seen = operator.tables, dict[str, None](), set[int]()
+    while places:
+        place = places.pop()
+        if place in seen:
+            continue
+        seen.add(place)
+        code = tables.code[place]
+        if code == DONE:
+            return (*found, "otherwise it is a match as it is"), True
+        if code == TAKE:
+            found[f"a row of {operator.variables[tables.first[place]]!r}"] = None
+        elif code == AT_END:
+            found["that no row follows"] = None
+        elif code in (JUMP, SPLIT):
+            after = (
+                [tables.first[place]]
+                if code == JUMP
+                else [tables.second[place], tables.first[place]]
+            )
+            places += map(int, after)
+        elif code == AT_START and depth == 0:
+            places.append(place + 1)
+    return tuple(found), False
+
+
+def _run(operator: RowPatternMatch, batch: RowPatternBatch, until_us: int) -> t.RowWork:
+    """Run the matcher, with more room where it had too little."""
+    rows = _rows_of(operator, batch)
+    longest = int(np.diff(batch.rows_of).max(initial=0)) + 2
+    depth, taken = min(_DEPTH_FIRST, longest), 1024 + 2 * batch.rows.height
+    while True:
+        work = _new_work(operator.tables, batch.keys, depth, taken)
+        work = work._replace(failures=np.zeros((batch.rows.height, 3), np.int64))
+        match_row_patterns(operator.tables, rows, work, until_us)
+        full = work.numbers[t.FULL]
+        if not full:
+            return work
+        if taken >= _ROWS_MAX or depth >= _ROWS_MAX:
+            raise UserCodeError(
+                f"The matches of step {operator.name!r} have more than {_ROWS_MAX:,} rows in a batch. Give a "
+                'shorter within, or after_match="past last row" instead of "to next row".',
+                step=operator.name,
+            )
+        depth, taken = (4 * depth, taken) if full == t.DEPTH_FULL else (depth, 4 * taken)
+
+
+def _rows_of(operator: RowPatternMatch, batch: RowPatternBatch) -> t.PatternRows:
+    rows = batch.rows
+    whole, floating, null = value_arrays(operator.compiled, rows)
+    ranks = np.zeros(len(operator.variables), np.int64)
+    if any(one.value == t.CLASSIFIER for one in operator.compiled.navigations):
+        whole, ranks = _ranked(operator, rows, whole)
+    may_begin: Bytes = operator.may_begin(rows).to_numpy().astype(np.uint8)
+    return t.PatternRows(
+        rows[TIME].to_numpy(),
+        gate_arrays(operator.compiled, rows),
+        may_begin,
+        whole,
+        floating,
+        null,
+        ranks,
+        batch.rows_of,
+    )
+
+
+def _given_up(
+    operator: RowPatternMatch, batch: RowPatternBatch, work: t.RowWork
+) -> tuple[FailedRows, ...]:
+    """Return the dead letters of rows that were given up: one for each search, with its key, and the times of its rows.
+
+    Raises:
+        UserCodeError: there are some, and they are to stop the job.
+    """
+    failures = work.failures[: work.numbers[t.FAILURES]]
+    if not len(failures):
+        return ()
+    first, end, why = failures.T
+    table = batch.rows[first].select(operator.by)
+    table = table.with_columns(
+        to_datetimes(batch.rows[TIME][first]).alias(MATCH_START),
+        to_datetimes(batch.rows[TIME][end - 1]).alias(MATCH_END),
+    )
+    reasons = [
+        _reason(operator, table.row(number, named=True), int(end[number] - first[number]), int(one))
+        for number, one in enumerate(why)
+    ]
+    if operator.code.on_error == "stop":
+        raise UserCodeError(f"Step {operator.name!r}: {reasons[0]}", step=operator.name)
+    return (FailedRows(operator.name, table, reasons),)
+
+
+def _reason(operator: RowPatternMatch, given_up: Mapping[str, Any], rows: int, why: int) -> str:
+    key = ", ".join(f"{name}={given_up[name]!r}" for name in operator.by)
+    text = {
+        t.NO_VARIABLE: f"has no row of {operator.skip_to!r}, which after_match skips to. Skip to a variable that every "
+        'match has, or "past last row".',
+        t.SKIP_FIRST_ROW: f"begins with the row of {operator.skip_to!r} that after_match skips to, so the same match would "
+        'be found for ever. Skip to a variable that is not the first row, or "to next row".',
+        t.STEPS_EXCEEDED: f"takes more than {t.STEPS_MAX:,} steps to be found, and more than {t.STEPS_OF_ROW_MAX} for each row. Repeat fewer variables that fit the same rows, or "
+        "look in conditions at the row and those before it (prev) rather than at rows of a variable.",
+    }[why]
+    return (
+        f"the match that begins at {given_up[MATCH_START]}{f', of the key {key},' if key else ''} {text} No match is looked "
+        f"for in {rows:,} rows, up to {given_up[MATCH_END]}; the next may begin behind them"
+    )
 
 
 def _ranked(operator: RowPatternMatch, rows: pl.DataFrame, whole: Int64s) -> tuple[Int64s, Int64s]:
@@ -354,6 +460,7 @@ def _new_work(tables: t.RowTables, keys: Places, depth: int, taken: int) -> t.Ro
         floating=np.zeros((entries, tables.registers), np.float64),
         null=np.zeros((entries, tables.registers), np.uint8),
         matches=np.zeros((taken, t.MATCH_WIDTH), np.int64),
+        failures=np.zeros((0, 3), np.int64),
         taken=np.zeros((taken, 2), np.int64),
         stack_whole=np.zeros(stack, np.int64),
         stack_float=np.zeros(stack, np.float64),

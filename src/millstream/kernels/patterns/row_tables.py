@@ -8,7 +8,10 @@ from millstream.kernels.arrays import Float64s, Int64s
 from millstream.kernels.patterns.tables import Bytes, MatcherRows, Places, Tables, Work
 
 ABSENT = -1  # instead of a row's place
-STEPS_MAX = 5_000_000  # of one search, so that a key cannot take for ever
+# A search whose conditions look at what rows are matched to may take very many steps. It is given up if it takes more than so
+# many, and more than so many for each row that it has looked at. What a pass over rows takes is far less.
+STEPS_MAX = 200_000
+STEPS_OF_ROW_MAX = 100
 # Places in ``RowWork.numbers``.
 (
     UNTIL_US,
@@ -28,12 +31,14 @@ STEPS_MAX = 5_000_000  # of one search, so that a key cannot take for ever
     TAKEN,
     FULL,
     FAILED,
-    FAILED_ROW,
-) = range(18)
-NUMBERS = 18
+    FAILURES,
+    AT_DEPTH,
+    AT_PLACE,
+) = range(20)
+NUMBERS = 20
 # What is full.
 DEPTH_FULL, OUTPUT_FULL = 1, 2
-# What failed.
+# What failed: rows are given up then, and matching goes on behind them.
 NO_VARIABLE, SKIP_FIRST_ROW, STEPS_EXCEEDED = 1, 2, 3
 # Columns of a key.
 NEXT_START, MATCH_NUMBER, MATCHED_UNTIL = range(3)
@@ -113,6 +118,7 @@ class RowWork(NamedTuple):
     floating: Any
     null: Bytes
     matches: Places
+    failures: Places  # [number, (first row that is given up, where they end, why)]
     taken: Places  # rows of matches, one match after the other: [number, (variable, whether it is excluded)]
     stack_whole: Int64s
     stack_float: Float64s

@@ -35,6 +35,7 @@ from millstream.kernels.errors.user_code import (
     UserCode,
     error_reason,
 )
+from millstream.kernels.frames import DIFF
 from millstream.kernels.process.context import (
     Emissions,
     PresentCall,
@@ -46,16 +47,23 @@ from millstream.kernels.process.key_state import KeyStates
 
 TIMERS_AT_ONCE_MAX = 10_000  # of a key at one time: more are a loop of timers that set themselves
 TIMER_COLUMN = "timer"
+FAILED_ROWS = "__failed"  # the state with the rows that failed, where rows may be taken back
+DIGEST = "__digest"
 
 
 @dataclass(frozen=True)
 class KeyRows:
-    """The rows of a batch, key by key: their times, what orders rows of one time, and their values."""
+    """The rows of a batch, key by key: their times, what orders rows of one time, and their values.
+
+    ``signs`` are -1 of rows that are taken back; empty where none are. ``digests`` stand for the rows then.
+    """
 
     table: pl.DataFrame
     times_us: Sequence[int]
     ties: Sequence[int]
     values: Sequence[dict[str, Any] | UnusableRowError]
+    signs: Sequence[int] = ()
+    digests: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -120,16 +128,35 @@ class KeyCalls:
         rows = self.rows
         self.call.tie = rows.ties[number]
         self.at_once = 0
+        taken_back = bool(rows.signs) and rows.signs[number] < 0
+        if taken_back and self._forget_failed(number):
+            return
         given = rows.values[number]
         error: BaseException | None
         if isinstance(given, UnusableRowError):
             error = given
             self.count += 1
         else:
-            error = self._made(rows.times_us[number], self.function.on_row, given)
+            method = self.function.on_retraction if taken_back else self.function.on_row
+            error = self._made(rows.times_us[number], method, given)
         if error is not None:
             self._require_going_on(error, lambda: (rows.table, number))
             self.failures.rows.append((number, error_reason(error)))
+            if rows.signs and not taken_back:
+                self._failed_rows(number).append(rows.digests[number])
+
+    def _forget_failed(self, number: int) -> bool:
+        """Return whether a row that is taken back is one that failed when it came; then it is forgotten."""
+        failed, digest = self._failed_rows(number), self.rows.digests[number]
+        if digest not in failed:
+            return False
+        failed.remove(digest)
+        return True
+
+    def _failed_rows(self, number: int) -> Any:
+        """Return the state that has the digests of the rows that have failed, outside of a call of the user's."""
+        self.states.begin(self.rows.times_us[number])
+        return getattr(self.states.state, FAILED_ROWS)
 
     @property
     def _timer_tie(self) -> int:
@@ -252,7 +279,8 @@ def key_rows(rows: pl.DataFrame, columns: Sequence[str], time: str, tie: str) ->
         values = own.to_dicts()
     except (ValueError, OverflowError):
         values = [_row_values(own, number) for number in range(own.height)]
-    return KeyRows(rows, rows[time].to_list(), rows[tie].to_list(), values)
+    signed = [rows[name].to_list() for name in (DIFF, DIGEST) if name in rows.columns]
+    return KeyRows(rows, rows[time].to_list(), rows[tie].to_list(), values, *signed)
 
 
 def _row_values(rows: pl.DataFrame, number: int) -> dict[str, Any] | UnusableRowError:

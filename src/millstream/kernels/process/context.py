@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -19,6 +20,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _US = timedelta(microseconds=1)
 
 Undo = list[Callable[[], object]]
+
+EMITTED_ROWS = "__emitted"  # the state with the rows of a key that hold, where they may be taken back: digests, and event times
 
 
 def to_datetime(at_us: int) -> datetime:
@@ -83,12 +86,17 @@ def _remove(times: list[int], at: int, undo: Undo) -> None:
 
 @dataclass
 class Emissions:
-    """The rows that calls have emitted to one output, with their event time, and what orders those of one time."""
+    """The rows that calls have emitted to one output, with their event time, and what orders those of one time.
+
+    ``signed``: rows may be taken back, and each has a sign.
+    """
 
     columns: tuple[tuple[str, pl.DataType], ...]
+    signed: bool = False
     times_us: list[int] = field(default_factory=list)
     ties: list[int] = field(default_factory=list)
     rows: list[tuple[Any, ...]] = field(default_factory=list)
+    signs: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._conversions: list[tuple[str, Conversion]] = [
@@ -96,7 +104,7 @@ class Emissions:
             for name, dtype in self.columns
         ]
 
-    def add(self, row: object, now_us: int, tie: int) -> None:
+    def add(self, row: object, now_us: int, tie: int, sign: int = 1) -> None:
         """Add a row, which must have exactly the columns that were declared."""
         given = row if isinstance(row, Mapping) else _fields(row)
         if len(given) != len(self._conversions):
@@ -108,10 +116,12 @@ class Emissions:
         self.times_us.append(now_us)
         self.ties.append(tie)
         self.rows.append(values)
+        if self.signed:
+            self.signs.append(sign)
 
     def truncate(self, count: int) -> None:
         """Keep only so many rows."""
-        for of in (self.times_us, self.ties, self.rows):
+        for of in (self.times_us, self.ties, self.rows, self.signs):
             del of[count:]
 
     def frame(self) -> pl.DataFrame:
@@ -140,6 +150,12 @@ def _fields(row: object) -> Mapping[str, Any]:
     raise UnusableRowError(
         f"{row!r} is emitted, which is neither a dict of columns nor an instance of a dataclass"
     )
+
+
+def _digest(output: str | None, values: tuple[Any, ...]) -> int:
+    """Return a number for a row of an output, the same in every process."""
+    made = hashlib.blake2b(repr((output, values)).encode(), digest_size=8).digest()
+    return int.from_bytes(made, "big", signed=True)
 
 
 def unknown_output(outputs: Iterable[str | None], to: str | None) -> UnusableRowError:
@@ -218,11 +234,40 @@ class ProcessContext:
 
         ``to`` is the name of a side output; by default the row is one of the main output.
         """
-        call = self._call
-        output = call.outputs.get(to)
-        if output is None:
-            raise unknown_output(call.outputs, to)
+        call, output = self._call, self._output(to)
         output.add(row, call.now_us, call.tie)
+        if output.signed:
+            held, digest = getattr(call.state, EMITTED_ROWS), _digest(to, output.rows[-1])
+            held[digest] = [*held.get(digest, ()), call.now_us]
+
+    def retract(self, row: object, *, to: str | None = None) -> None:
+        """Take back a row that was emitted for this key, by giving it again. Only of a function with an ``on_retraction``.
+
+        It is taken back with the event time that it was emitted with. One that does not hold is an error of the call.
+        """
+        call, output = self._call, self._output(to)
+        if not output.signed:
+            raise UnusableRowError(
+                "a row is taken back by retract, and the function has no on_retraction: what it emits holds for good"
+            )
+        output.add(row, call.now_us, call.tie, -1)
+        held, digest = getattr(call.state, EMITTED_ROWS), _digest(to, output.rows[-1])
+        times_us = held.get(digest)
+        if not times_us:
+            raise UnusableRowError(
+                f"{row!r} is taken back, which was not emitted for this key, or was taken back before"
+            )
+        output.times_us[-1] = times_us[-1]
+        if len(times_us) > 1:
+            held[digest] = [*times_us[:-1]]
+        else:
+            del held[digest]
+
+    def _output(self, to: str | None) -> Emissions:
+        output = self._call.outputs.get(to)
+        if output is None:
+            raise unknown_output(self._call.outputs, to)
+        return output
 
     def set_timer(self, at: datetime) -> None:
         """Call ``on_timer`` at an event time: after all rows of the key before it, and before those at it.

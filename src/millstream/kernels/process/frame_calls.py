@@ -61,6 +61,10 @@ class FrameEmissions:
     def ties(self) -> Int64s:
         return np.concatenate(self.tie_parts)
 
+    @property
+    def signs(self) -> tuple[int, ...]:
+        return ()
+
     def frame(self) -> pl.DataFrame:
         return pl.concat(self.rows)
 

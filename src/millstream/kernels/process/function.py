@@ -61,6 +61,14 @@ class ProcessFunction(KeyedFunction):
     def on_row(self, context: ProcessContext, row: dict[str, Any]) -> None:
         """Take a row of the context's key. Called once for each row, in the order that was declared."""
 
+    def on_retraction(self, context: ProcessContext, row: dict[str, Any]) -> None:
+        """Take a row that no longer holds, as it was given to :meth:`on_row`. Called once for each row that is taken back.
+
+        A class with this method may come after rows that are replaced or taken back, and may take back what it
+        has emitted: :meth:`ProcessContext.retract`. A row that ``on_row`` failed on is not taken back.
+        """
+        raise NotImplementedError
+
     def on_timer(self, context: ProcessContext, time: datetime) -> None:
         """Act at an event time for which :meth:`ProcessContext.set_timer` was called. Called once."""
         raise NotImplementedError

@@ -52,8 +52,10 @@ from millstream.kernels.process.stored_keys import (
     StoredKey,
     StoredKeys,
     StoredRows,
+    keyed_rows,
     keys_of_batch,
 )
+from millstream.kernels.queryable import KeyColumns, QueryKeys, held_by_key
 from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.keyhash import Hashes, hash_columns
 from millstream.kernels.state.ledger import StateLedger
@@ -100,6 +102,11 @@ class KeyedProcess(OperatorBase):
         return True
 
     @property
+    def signed(self) -> bool:
+        """Whether rows that were emitted may be taken back."""
+        return False
+
+    @property
     def heartbeat_ms(self) -> int | None:
         return _HEARTBEAT_MS if self.processing_timers else None
 
@@ -115,6 +122,27 @@ class KeyedProcess(OperatorBase):
         """The columns of stored keys."""
         types = dict(self.columns)
         return StateColumns(tuple((name, types[name]) for name in self.by), self.states)
+
+    # ── what is held between batches ────────────────────────────────────────────────────────
+
+    @property
+    def query_key(self) -> KeyColumns | None:
+        return self.state_columns.key
+
+    @property
+    def queried_as_emitted(self) -> bool:
+        return False  # but as its states
+
+    def current_rows(
+        self,
+        state: OperatorState,
+        keys: QueryKeys | None,
+        watermark_us: int,  # noqa: ARG002 - what has expired is not held
+    ) -> pl.DataFrame:
+        """Return the states of the keys, each in the column of its name."""
+        held = held_by_key(keyed_rows(state, self.version), keys, self.by)
+        rows = pl.DataFrame(schema=self.state_columns.schema) if held is None else held
+        return self.state_columns.shown(rows)
 
     # ── before the shuffle ──────────────────────────────────────────────────────────────────
 
@@ -136,7 +164,7 @@ class KeyedProcess(OperatorBase):
         """Make the calls of the batch."""
         result = OperatorResult(counts=Counter())
         tables = [self._in_time(rows, context, result) for rows in inputs.get(0, ())]
-        _ProcessBatch(self, state, context, result).take(concat_present(tables))
+        ProcessBatch(self, state, context, result).take(concat_present(tables))
         return result
 
     def _in_time(
@@ -149,7 +177,7 @@ class KeyedProcess(OperatorBase):
 
 
 @dataclass
-class _ProcessBatch:
+class ProcessBatch:
     """One batch of one bucket."""
 
     operator: KeyedProcess
@@ -276,13 +304,13 @@ class _ProcessBatch:
         return kept.frame(keys.every[[*self.operator.by, HASH]])
 
     def _calls(self, function: ProcessFunction, due: pl.DataFrame | None) -> KeyCalls:
-        operator, states = self.operator, KeyStates(self.operator.states)
+        operator, states = self.operator, KeyStates(self.operator.state_columns.states)
         names = [name for name, _ in operator.columns]
         call = PresentCall(
             states.state,
             KeyTimers(unit=1),
             KeyTimers(unit=1000),
-            {name: Emissions(columns) for name, columns in operator.outputs},
+            {name: Emissions(columns, operator.signed) for name, columns in operator.outputs},
             states.cells.undo,
             self.context.wall_ms,
         )

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import polars as pl
 
-from millstream.kernels.frames import HIDDEN_PREFIX, RELEASED, RELEASED_TIE, TIME
+from millstream.kernels.frames import DIFF, HIDDEN_PREFIX, RELEASED, RELEASED_TIE, TIME
 from millstream.kernels.steps import BRANCH, ColumnNames, StepResult
 
 
@@ -25,6 +25,11 @@ class Emitted(Protocol):
     def times_us(self) -> Any: ...
     @property
     def ties(self) -> Any: ...
+    @property
+    def signs(self) -> Sequence[int]:
+        """1 of a row that was emitted, -1 of one that was taken back; empty where none can be."""
+        ...
+
     def frame(self) -> pl.DataFrame:
         """Return the rows, without their times."""
         ...
@@ -59,6 +64,8 @@ def _table(output: Emitted, number: int | None, *, ordered: bool) -> pl.DataFram
         rows = rows.with_columns(pl.lit(number, pl.UInt16).alias(BRANCH))
     times = pl.Series(TIME, output.times_us, pl.Int64)
     rows = rows.hstack([times])
+    if output.signs:
+        rows = rows.hstack([pl.Series(DIFF, output.signs, pl.Int8)])
     if ordered:
         ties = pl.Series(RELEASED_TIE, output.ties, pl.Int64)
         rows = rows.hstack([times.alias(RELEASED), ties])

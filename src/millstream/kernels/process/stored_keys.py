@@ -50,6 +50,11 @@ def _written_column(name: str) -> str:
     return f"__written.{name}"
 
 
+def keyed_rows(state: OperatorState, version: int) -> KeyedRows:
+    """Return the rows that a version of a function has stored."""
+    return KeyedRows(state, f"keys.{version}", WEIGHT)
+
+
 @dataclass(frozen=True)
 class StoredKey:
     """What is held of one key: its states, when they were last written, the time of its last call, its timers."""
@@ -83,6 +88,17 @@ class StateColumns:
             WEIGHT: pl.Int64(),
             HASH: pl.UInt64(),
         }
+
+    def shown(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Return the key and what each state holds; a state that has the name of a key's column is ``state.<name>``."""
+        key = [name for name, _ in self.key]
+        named = {name: f"state.{name}" if name in key else name for name, _ in self.states}
+        return pl.DataFrame(
+            [
+                *(rows[name] for name in key),
+                *(rows[_state_column(name)].alias(shown) for name, shown in named.items()),
+            ]
+        )
 
     def keys_of(self, rows: pl.DataFrame) -> list[StoredKey]:
         """Return what rows hold, in their order."""
@@ -233,7 +249,7 @@ class StoredKeys:
 
     def _rows(self, version: int) -> KeyedRows:
         """Return the rows of a version: in a family of their own, as runs of one family have the same columns."""
-        return KeyedRows(self.state, f"keys.{version}", WEIGHT)
+        return keyed_rows(self.state, version)
 
     def _migrate(
         self, version: int, kinds: Mapping[str, StateKind], expiries: list[tuple[int, int]]

@@ -22,16 +22,19 @@ boundaries.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 
 from millstream.kernels.aggregates.event_order import with_order
-from millstream.kernels.frames import HASH, ORDER, SPLIT, TIME, UNPLACED, WATERMARK_SEEN
+from millstream.kernels.frames import HASH, ORDER, ROWS, SPLIT, TIME, UNPLACED, WATERMARK_SEEN
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
+from millstream.kernels.queryable import KeyColumns, QueryKeys, held_by_key
 from millstream.kernels.sessions.batch import SessionBatch
 from millstream.kernels.sessions.config import SessionConfig
-from millstream.kernels.sessions.spans import END, TILL
+from millstream.kernels.sessions.panes import NEW_EVENTS
+from millstream.kernels.sessions.spans import DEFERRED, END, START, TILL
+from millstream.kernels.state.keyed_rows import KeyedRows
 from millstream.kernels.state.keyhash import hash_columns
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.time.watermarks import NO_WATERMARK
@@ -68,6 +71,29 @@ class SessionOperator(SessionConfig):
         batch = SessionBatch(self, state, context)
         batch.run([self._placed(rows, context) for rows in inputs.get(0, ())])
         return batch.result()
+
+    # ── what is held between batches ────────────────────────────────────────────────────────
+
+    @property
+    def query_key(self) -> KeyColumns | None:
+        return self.aggregation.keys
+
+    @property
+    def queried_as_emitted(self) -> bool:
+        return True
+
+    def current_rows(
+        self, state: OperatorState, keys: QueryKeys | None, watermark_us: int
+    ) -> pl.DataFrame:
+        """Return the open sessions with all that is decided to be in them; of parts, what no pane has given."""
+        types = {**dict(self.aggregation.keys), **self.state_schema}
+        held = held_by_key(KeyedRows(state, "sessions", ROWS), keys, self.by)
+        sessions = pl.DataFrame(schema=types) if held is None else held
+        opened = sessions.filter(~pl.col(DEFERRED))
+        if self.panes.emits_parts:
+            opened = opened.filter(pl.col(NEW_EVENTS) > 0)
+        plain = replace(self.panes, emission=replace(self.panes.emission, panes=False))
+        return plain.result_rows(opened.sort(START, END, HASH), pl.lit(watermark_us, pl.Int64))
 
     def _placed(self, rows: pl.DataFrame, context: BatchContext) -> pl.DataFrame:
         """Return for each event how far it reaches, and where its key is kept."""

@@ -48,6 +48,7 @@ from millstream.kernels.frames import (
 )
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.operator_base import OperatorBase
+from millstream.kernels.queryable import KeyColumns, QueryKeys, held_by_key
 from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.keyed_rows import KeyedRows
 from millstream.kernels.state.keyhash import Hashes, hash_columns
@@ -98,6 +99,24 @@ class CapturedTable(OperatorBase):
         if number:
             return {"table", "transaction", "partition", "floor", "commit", "total"}
         return {name for name, _ in self.columns}
+
+    # ── what is held between batches ────────────────────────────────────────────────────────
+
+    @property
+    def query_key(self) -> KeyColumns | None:
+        return tuple((name, dict(self.columns)[name]) for name in self.key)
+
+    def current_rows(
+        self,
+        state: OperatorState,
+        keys: QueryKeys | None,
+        watermark_us: int,  # noqa: ARG002 - it goes by transactions
+    ) -> pl.DataFrame:
+        """Return the rows of the table."""
+        held = held_by_key(KeyedRows(state, _FAMILY, ROWS), keys, self.key)
+        if held is None:
+            return pl.DataFrame(schema=dict(self.columns))
+        return held.filter(~held[DELETED])[[name for name, _ in self.columns]]
 
     # ── before the shuffle ──────────────────────────────────────────────────────────────────
 

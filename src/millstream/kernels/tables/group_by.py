@@ -36,6 +36,12 @@ from millstream.kernels.frames import (
     visible,
 )
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
+from millstream.kernels.queryable import (
+    KeyColumns,
+    QueryKeys,
+    as_often_as_weighed,
+    held_by_key,
+)
 from millstream.kernels.state.arrangement import Arrangement
 from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.keyed_rows import KeyedRows
@@ -213,6 +219,23 @@ class GroupBy(UntimedOperator):
         if not self.sets.families:
             return StateLayout()
         return StateLayout(numbered={NEXT_ID: (GROUPS,)}, sets=(SETS, NEXT_ID, SPACES))
+
+    @property
+    def query_key(self) -> KeyColumns | None:
+        return tuple(column for column in self.columns if not column[1].is_nested())
+
+    def current_rows(
+        self,
+        state: OperatorState,
+        keys: QueryKeys | None,
+        watermark_us: int,  # noqa: ARG002 - groups have no end in time
+    ) -> pl.DataFrame:
+        """Return the rows of the groups."""
+        numbered = GROUP_ID if self.sets.families else None
+        kept = KeyedRows(state, GROUPS, ROWS, numbered=numbered)
+        held = held_by_key(kept, keys, self.by)
+        groups = pl.DataFrame(schema=self.stored) if held is None else held
+        return as_often_as_weighed(self.rows(groups, 1))
 
     def rows(self, groups: pl.DataFrame, sign: int) -> pl.DataFrame:
         """Return the rows that groups have in the table, with hash and weight."""

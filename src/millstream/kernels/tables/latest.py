@@ -25,6 +25,7 @@ from millstream.kernels.changes import (
 from millstream.kernels.errors.user_code import UnusableRowError
 from millstream.kernels.frames import HASH, TIME, WEIGHT
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
+from millstream.kernels.queryable import KeyColumns, QueryKeys, columns_at, held_with_weights
 from millstream.kernels.state.arrangement import Arrangement, nothing_owed
 from millstream.kernels.state.hash_order import differs_from_previous, sorted_distinct
 from millstream.kernels.state.keyhash import hash_columns
@@ -94,6 +95,22 @@ class LatestRows(UntimedOperator):
         ledger.check()
         result.rows = self._named(changed) if changed.height else None
         return result
+
+    @property
+    def query_key(self) -> KeyColumns | None:
+        return columns_at(self.columns, self.by)
+
+    def current_rows(
+        self,
+        state: OperatorState,
+        keys: QueryKeys | None,
+        watermark_us: int,  # noqa: ARG002 - rows have no end in time
+    ) -> pl.DataFrame:
+        """Return the latest row of each key."""
+        held = held_with_weights(Arrangement(state, "rows"), keys, self.by)
+        if held is None:
+            return pl.DataFrame(schema=dict(self.columns))
+        return self._named(self._latest(held))
 
     def _latest(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return the latest row of each key, once."""

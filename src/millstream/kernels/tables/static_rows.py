@@ -17,6 +17,7 @@ from millstream.kernels.changes import consolidate, total_weight, with_diff
 from millstream.kernels.frames import HASH, TIME, WEIGHT, rows_digest
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.operator_base import OperatorBase
+from millstream.kernels.queryable import KeyColumns, QueryKeys, held_with_weights
 from millstream.kernels.state.arrangement import Arrangement
 from millstream.kernels.state.keyhash import buckets_of, hash_columns
 from millstream.kernels.state.ledger import StateLedger
@@ -75,6 +76,20 @@ class StaticRows(OperatorBase):
         ledger.check()
         state.values[_DIGEST] = self.digest
         return result
+
+    @property
+    def query_key(self) -> KeyColumns | None:
+        return tuple((name, self.rows.schema[name]) for name in self.by)
+
+    def current_rows(
+        self,
+        state: OperatorState,
+        keys: QueryKeys | None,
+        watermark_us: int,  # noqa: ARG002 - rows have no end in time
+    ) -> pl.DataFrame:
+        """Return the rows of the table."""
+        held = held_with_weights(Arrangement(state, "rows"), keys, self.by)
+        return self.rows.clear() if held is None else held[self.rows.columns]
 
     def _of_bucket(self, context: BatchContext) -> pl.DataFrame:
         """Return the rows whose keys are in the bucket."""

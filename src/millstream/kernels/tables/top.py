@@ -29,9 +29,23 @@ import numpy as np
 import polars as pl
 
 from millstream.kernels.arrays import Int64s
-from millstream.kernels.changes import consolidate, total_weight, with_diff, with_weight
+from millstream.kernels.changes import (
+    concat_present,
+    consolidate,
+    total_weight,
+    with_diff,
+    with_weight,
+)
 from millstream.kernels.frames import DIFF, HASH, TIME, WEIGHT, in_one_chunk
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
+from millstream.kernels.queryable import (
+    KeyColumns,
+    QueryKeys,
+    as_often_as_weighed,
+    columns_at,
+    held_in_runs,
+    held_with_weights,
+)
 from millstream.kernels.state.arrangement import Arrangement
 from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.keyhash import Hashes, hash_columns
@@ -116,6 +130,29 @@ class TopRows(UntimedOperator):
         changed = self._weighted(state, came) if self.weighted else self._added(state, came)
         result.rows = changed if changed.height else None
         return result
+
+    # ── what is held between batches ────────────────────────────────────────────────────────
+
+    @property
+    def query_key(self) -> KeyColumns | None:
+        return columns_at(self.columns, self.per)
+
+    def current_rows(
+        self,
+        state: OperatorState,
+        keys: QueryKeys | None,
+        watermark_us: int,  # noqa: ARG002 - rows have no end in time
+    ) -> pl.DataFrame:
+        """Return the first rows of the groups, in their order."""
+        if self.weighted:
+            held = held_with_weights(Arrangement(state, "rows"), keys, self.per)
+        else:
+            held = concat_present(held_in_runs(state.runs("first", EACH_ROW), keys, self.per))
+            held = None if held is None else held.with_columns(pl.lit(1, pl.Int64).alias(WEIGHT))
+        if held is None:
+            rank = {} if self.rank is None else {self.rank: pl.Int64()}
+            return pl.DataFrame(schema={**dict(self.columns), **rank})
+        return as_often_as_weighed(self._rows(self._first(held)))
 
     # ── rows that are only added ────────────────────────────────────────────────────────────
 

@@ -45,6 +45,7 @@ from millstream.kernels.frames import (
 )
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.operator_base import OperatorBase
+from millstream.kernels.queryable import KeyColumns, QueryKeys, held_by_key
 from millstream.kernels.state.hash_order import last_of_key, sorted_distinct
 from millstream.kernels.state.keyed_rows import KeyedRows
 from millstream.kernels.state.keyhash import Hashes, hash_columns
@@ -84,6 +85,24 @@ class Upserts(OperatorBase):
     def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
         conditions = set() if self.deleted is None else set(self.deleted.meta.root_names())
         return {name for name, _ in self.columns} | conditions
+
+    # ── what is held between batches ────────────────────────────────────────────────────────
+
+    @property
+    def query_key(self) -> KeyColumns | None:
+        return tuple((name, dict(self.columns)[name]) for name in self.by)
+
+    def current_rows(
+        self,
+        state: OperatorState,
+        keys: QueryKeys | None,
+        watermark_us: int,  # noqa: ARG002 - what has expired is not held
+    ) -> pl.DataFrame:
+        """Return the rows of the table."""
+        held = held_by_key(KeyedRows(state, _FAMILY, ROWS), keys, self.by)
+        if held is None:
+            return pl.DataFrame(schema=dict(self.columns))
+        return held.filter(~held[DELETED])[[name for name, _ in self.columns]]
 
     # ── before the shuffle ──────────────────────────────────────────────────────────────────
 

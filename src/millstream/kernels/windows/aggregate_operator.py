@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from millstream.kernels.aggregation import Aggregation
+from millstream.kernels.queryable import KeyColumns
 from millstream.kernels.state.layout import StateLayout
 from millstream.kernels.trigger import EmitStrategy
 
@@ -20,6 +21,15 @@ class AggregateOperator:
     @property
     def by(self) -> tuple[str, ...]:
         return self.aggregation.by
+
+    @property
+    def query_key(self) -> KeyColumns | None:
+        """The columns by which its rows are found in the state."""
+        return self.aggregation.keys
+
+    @property
+    def queried_as_emitted(self) -> bool:
+        return True
 
     @property
     def layout(self) -> StateLayout:

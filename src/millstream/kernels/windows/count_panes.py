@@ -2,7 +2,7 @@
 
 A count window has no end in time, so no event is late for it and it has no late panes. With the event
 that fills it, a window has its on-time pane, which closes it; an early pane that would have fired with the same event is
-that one. Otherwise panes fire and say what :mod:`millstream.kernels.trigger` defines: their values are
+that one. A window that is timed out has its on-time pane then, with what no pane has yet, if anything. Otherwise panes fire and say what :mod:`millstream.kernels.trigger` defines: their values are
 computed as those of other windows, by :class:`PaneValues`, with the window's number for its label.
 
 The time of a row is that at which all of its window was known so far; so it moves with each pane. A row that
@@ -11,11 +11,11 @@ topics and tables, and not for other windows. Of rows that stay, those that come
 watermark of then, and so are in time for windows behind.
 
 With ``once`` the first pane of a window closes it, and the events that come before the window would be full
-are left out of it. Which they are follows from their places in the window where panes fire by count.
+or timed out are left out of it. Which they are follows from their places in the window where panes fire by count.
 
 Of each key the state has the rows of :class:`CountWindowOperator`, but of an open window up to two: what its panes
-have emitted, and what no pane has yet. Of a window that has fired once it is kept, until it would be full, that it
-has, and how many events came for it.
+have emitted, and what no pane has yet. Of a window that has fired once it is kept, until it would be full or timed out,
+that it has, and how many events came for it.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.timers import Timers
 from millstream.kernels.trigger import AfterCount, AfterTime, EachBatch
 from millstream.kernels.windows.count_windows import (
+    EVENTS,
     FIRST_TIME,
     HEAD,
     KNOWN_TIME,
@@ -43,6 +44,7 @@ from millstream.kernels.windows.count_windows import (
     NUMBER,
     PLACE,
     SEEN,
+    TIMEOUT,
     CountWindowOperator,
 )
 from millstream.kernels.windows.pane_values import EMITTED, KIND, LAST, RANK, PaneValues
@@ -50,7 +52,9 @@ from millstream.kernels.windows.pane_values import EMITTED, KIND, LAST, RANK, Pa
 _FIRED = "__fired"  # Boolean: what the panes of a window have emitted, or what none has yet
 _STEP = "__step"  # Int64: the number of a pane by count in its window
 _DUE = "__due"  # Int64, nullable: running time at which a pane fires
-_FULL = "__full"  # Boolean: whether the window is full
+_EVENT = "__event"  # UInt32: the number of an event in the batch
+_OVER = "__over"  # Boolean: whether the window takes no more events: it is full, or timed out
+_LAST_STEP = "__last_step"  # Int64: the number of its last pane by count
 _TOTAL = "__total"  # Int64: the events of the panes so far
 _SPAN = (FIRST_TIME, LAST_TIME, KNOWN_TIME)
 _SLOT_CLOCK_MS = 60_000
@@ -58,7 +62,7 @@ _SLOT_CLOCK_MS = 60_000
 
 @dataclass(frozen=True)
 class CountPaneOperator(CountWindowOperator):
-    """One operator of count windows that emit in panes; they are not timed out."""
+    """One operator of count windows that emit in panes."""
 
     @property
     def values(self) -> PaneValues:
@@ -66,9 +70,19 @@ class CountPaneOperator(CountWindowOperator):
 
     @property
     def state_schema(self) -> dict[str, pl.DataType]:
-        numbers = dict.fromkeys([WINDOW, *_SPAN, SEEN, _STEP, _DUE, EMITTED], pl.Int64())
+        names = [WINDOW, *self.span, SEEN, _STEP, _DUE, EMITTED]
+        numbers = dict.fromkeys(names, pl.Int64())
         own = {HASH: pl.UInt64(), HEAD: pl.Boolean(), _FIRED: pl.Boolean(), KIND: pl.String()}
         return {**own, **numbers, **dict(self.aggregation.schema)}
+
+    @property
+    def span(self) -> tuple[str, ...]:
+        """The times that are kept of a window."""
+        return _SPAN if self.window.timeout_us is None else (*_SPAN, TIMEOUT)
+
+    @property
+    def timeout_column(self) -> str:
+        return TIMEOUT
 
     def process(
         self,
@@ -81,66 +95,129 @@ class CountPaneOperator(CountWindowOperator):
         state.values["clock_ms"] = clock_ms
         rows = self.in_order(inputs.get(0, ()), context)
         timed = isinstance(self.emission.early, AfterTime)
-        timers = Timers(state, "running_time_timers", _SLOT_CLOCK_MS) if timed else None
-        touched = [] if timers is None else [timers.due(clock_ms)]
+        running = Timers(state, "running_time_timers", _SLOT_CLOCK_MS) if timed else None
+        timeouts = self.timers(state)
+        touched = [] if running is None else [running.due(clock_ms)]
+        touched += [] if timeouts is None else [timeouts.due(context.watermark_us)]
         touched += [] if rows is None else [rows[HASH].to_numpy()]
         hashes = sorted_distinct(np.concatenate(touched)) if touched else np.empty(0, np.uint64)
         held = KeyedRows(state, "windows", ROWS)
         known = held.get(hashes) if len(hashes) else None
         if known is None:
             if rows is None:
+                self.note_timeouts(state, None, None, context)
                 return OperatorResult()
             keys = {name: rows.schema[name] for name in self.by}
             known = pl.DataFrame(schema={**keys, **self.state_schema})
         ledger = StateLedger(self.name, (held.runs,))
-        batch = _CountPaneBatch(self, known, clock_ms, context.watermark_before_us)
+        batch = _CountPaneBatch(self, known, clock_ms, context)
         out = batch.run(rows)
         held.put(hashes, self.aggregation.for_state(batch.rest), known)
-        if timers is not None:
-            setting = batch.rest.filter(pl.col(_DUE).is_not_null())
-            timers.add(setting[_DUE].to_numpy(), setting[HASH].to_numpy())
-        if rows is not None:
-            ledger.events_in = self.events_in(known, batch.rest, rows, known.clear())
-        ledger.events_out = batch.windows_full * self.window.count
+        opened = batch.rest.filter(~pl.col(HEAD))
+        for timers, column in ((running, _DUE), (timeouts, TIMEOUT)):
+            if timers is not None:
+                setting = opened.filter(pl.col(column).is_not_null()).unique([HASH, column])
+                timers.add(setting[column].to_numpy(), setting[HASH].to_numpy())
+        self.note_timeouts(state, known, batch.rest, context)
+        over = batch.windows.filter(_OVER)
+        ledger.events_in = self.events_in(known, batch.rest, rows, over)
+        ledger.events_out = int(over[EVENTS].sum())
         ledger.check()
         counts = Counter(held=0 if rows is None else rows.height)
         counts.update(batch.left_out)
         return OperatorResult(out, None, counts)
 
+    def open_windows(self, windows: pl.DataFrame) -> pl.DataFrame:
+        """Merge what panes have given of each window with what none has; of parts, only the latter is known."""
+        key = [HASH, *self.by, WINDOW]
+        if self.emission.once:
+            fired = windows.filter(_FIRED).select(key)
+            windows = windows.join(fired, on=key, how="anti", nulls_equal=True)
+        elif not self.values.accumulates:
+            windows = windows.filter(~pl.col(_FIRED))
+        merged = (
+            windows.sort(pl.col(_FIRED).not_(), _STEP)
+            .group_by(key, maintain_order=True)
+            .agg(
+                *self.aggregation.merge_expressions,
+                pl.col(FIRST_TIME).first(),
+                pl.col(LAST_TIME, KNOWN_TIME).max(),
+            )
+        )
+        merged = merged.cast(dict(self.aggregation.schema), strict=False)
+        return merged.with_columns(pl.col(WINDOW).alias(NUMBER)).sort(NUMBER, HASH)
+
 
 class _CountPaneBatch:
     """The count windows that a batch touches.
 
-    ``watermark_us`` is that before it. ``rest`` is what is kept of their keys afterwards; ``left_out`` counts what
-    came for windows that had fired once.
+    ``windows`` are those of the keys that it touches: how many events came for each, and whether it is over.
+    ``rest`` is what is kept of these keys afterwards; ``left_out`` counts what came for windows that had fired
+    once.
     """
 
     def __init__(
-        self, step: CountPaneOperator, known: pl.DataFrame, clock_ms: int, watermark_us: int
+        self, step: CountPaneOperator, known: pl.DataFrame, clock_ms: int, context: BatchContext
     ) -> None:
-        self.step, self.clock_ms, self.watermark_us = step, clock_ms, watermark_us
+        self.step, self.clock_ms, self.context = step, clock_ms, context
         self.columns = known.columns
         self.key = [HASH, *step.by, WINDOW]
         self.heads = known.filter(HEAD)
         self.fired = known.filter(~pl.col(HEAD) & pl.col(_FIRED))
         self.pending = known.filter(~pl.col(HEAD) & ~pl.col(_FIRED))
-        self.windows_full = 0
+        self.windows = self._events(known.filter(~pl.col(HEAD)), pl.col(ROWS).sum())
         self.left_out: Counter[str] = Counter()
         self.rest = known
 
     def run(self, rows: pl.DataFrame | None) -> pl.DataFrame | None:
         """Take events into windows; return the rows to emit."""
         timed = self._timed()
-        firings = [timed]
         if rows is not None:
             self._take(rows, timed)
-            firings += self._complete()
-        firing = pl.concat(firings)
+        self._end()
+        firing = pl.concat([timed, *self._complete()])
         out = self._emitted(self._spanned(firing)) if firing.height else None
         if self.once:
             self._keep_closed(firing.filter(pl.col(KIND) == "early"))
         self.rest = pl.concat([self.heads, self.fired, self.pending])
         return out
+
+    # ── windows ─────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _may_time_out(self) -> bool:
+        return self.step.window.timeout_us is not None
+
+    def _events(self, rows: pl.DataFrame, events: pl.Expr) -> pl.DataFrame:
+        """Return of each window how many events it has among some rows, and when it is timed out."""
+        timeout = [pl.col(TIMEOUT).first()] if self._may_time_out else []
+        return rows.group_by(self.key, maintain_order=True).agg(
+            events.cast(pl.Int64).alias(EVENTS), *timeout
+        )
+
+    def _spread(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Return every event once for each window that has it, with its place in that."""
+        step, rows = self.step, rows.with_row_index(_EVENT)
+        if self._may_time_out:
+            opened = self.windows.rename({WINDOW: NUMBER})
+            return step.until_timeouts(rows, opened, self.heads).rename({NUMBER: WINDOW})
+        placed, totals = step.placed(self.heads, rows)
+        self.heads = step.heads(self.heads, totals)
+        spread = step.in_windows(placed).rename({NUMBER: WINDOW})
+        return spread.with_columns(pl.col(PLACE) - pl.col(WINDOW) * step.window.slide)
+
+    def _end(self) -> None:
+        """Find which windows are over: those that are full, or timed out; the next one may have begun."""
+        by, full = [HASH, *self.step.by], pl.col(EVENTS) == self.step.window.count
+        if not self._may_time_out:
+            self.windows = self.windows.with_columns(full.alias(_OVER))
+            return
+        passed = pl.col(WINDOW) < pl.col(WINDOW).max().over(by)
+        passed |= pl.col(TIMEOUT) <= self.context.watermark_us
+        self.windows = self.windows.with_columns((full | passed).alias(_OVER))
+        over = self.windows.filter(_OVER)
+        totals = over.group_by(by).agg((pl.col(WINDOW).max() + 1).alias(SEEN))
+        self.heads = self.step.heads(self.heads, totals)
 
     # ── which panes fire ────────────────────────────────────────────────────────────────────
 
@@ -150,7 +227,8 @@ class _CountPaneBatch:
         firing = self.pending.filter(due)
         self.pending = self.pending.filter(~due)
         if not self.step.values.accumulates:
-            known = pl.max_horizontal(KNOWN_TIME, pl.lit(self.watermark_us, pl.Int64))
+            watermark_us = pl.lit(self.context.watermark_before_us, pl.Int64)
+            known = pl.max_horizontal(KNOWN_TIME, watermark_us)
             firing = firing.with_columns(known.alias(KNOWN_TIME))
         return _firing(firing, pl.lit(0, pl.Int64), "early", last=self.once)
 
@@ -159,19 +237,15 @@ class _CountPaneBatch:
         """Whether the first pane of a window closes it."""
         return self.step.emission.once
 
-    @property
-    def _inside(self) -> pl.Expr:
-        """Return the place of an event in its window."""
-        return pl.col(PLACE) - pl.col(WINDOW) * self.step.window.slide
-
     def _take(self, rows: pl.DataFrame, timed: pl.DataFrame) -> None:
         """Add events to what no pane has yet; ``timed`` are the firings by running time before them."""
-        placed, totals = self.step.placed(self.heads, rows)
-        spread = self.step.in_windows(placed).rename({NUMBER: WINDOW})
+        spread = self._spread(rows)
+        came = pl.concat([self.windows, self._events(spread, pl.len())])
+        self.windows = self._events(came, pl.col(EVENTS).sum())
         if self.once:
-            spread = self._admitted(spread, timed, placed.height)
+            spread = self._admitted(spread, timed, rows.height)
         trigger = self.step.emission.early
-        number = self._inside // trigger.count if isinstance(trigger, AfterCount) else pl.lit(0)
+        number = pl.col(PLACE) // trigger.count if isinstance(trigger, AfterCount) else pl.lit(0)
         aggregation = self.step.aggregation
         cut = (
             spread.with_columns(number.cast(pl.Int64).alias(_STEP))
@@ -182,6 +256,7 @@ class _CountPaneBatch:
                 pl.col(TIME).first().alias(FIRST_TIME),
                 pl.col(TIME).max().alias(LAST_TIME),
                 pl.max_horizontal(TIME, WATERMARK_SEEN).max().alias(KNOWN_TIME),
+                *self._timeout,
             )
             .cast(dict(aggregation.schema))
         )
@@ -195,10 +270,14 @@ class _CountPaneBatch:
             pl.col(HEAD, _FIRED, FIRST_TIME).first(),
             pl.col(LAST_TIME, KNOWN_TIME).max(),
             pl.col(_DUE).min(),
+            *self._timeout,
         )
         merged = merged.cast(dict(aggregation.schema))
         self.pending = pl.concat([self.pending.clear(), merged], how="diagonal")
-        self.heads = self.step.heads(self.heads, totals)
+
+    @property
+    def _timeout(self) -> list[pl.Expr]:
+        return [pl.col(TIMEOUT).first()] if self._may_time_out else []
 
     def _admitted(self, spread: pl.DataFrame, timed: pl.DataFrame, events: int) -> pl.DataFrame:
         """Leave out, and count, the events of windows that have fired, or do so before them."""
@@ -208,41 +287,74 @@ class _CountPaneBatch:
         )
         trigger = self.step.emission.early
         if isinstance(trigger, AfterCount):
-            admitted = admitted.filter(self._inside < trigger.count)
-        gone = events - admitted.select(HASH, *self.step.by, PLACE).n_unique()
+            admitted = admitted.filter(pl.col(PLACE) < trigger.count)
+        gone = events - admitted[_EVENT].n_unique()
         missed = spread.height - admitted.height
         self.left_out.update(held=-gone, filtered=gone, windows_closed=missed)
         return admitted
 
     def _complete(self) -> list[pl.DataFrame]:
-        """Fire the panes of windows that are full, and those that are early; the others wait."""
-        trigger, window = self.step.emission.early, self.step.window
-        by = [HASH, *self.step.by]
-        pending = self.pending.drop(SEEN).join(
-            self.heads.select(*by, SEEN), on=by, how="left", nulls_equal=True, maintain_order="left"
+        """Fire the panes of windows that are over, and those that are early; the others wait."""
+        trigger = self.step.emission.early
+        counted = trigger.count if isinstance(trigger, AfterCount) else None
+        last_step = pl.lit(0, pl.Int64) if counted is None else (pl.col(EVENTS) - 1) // counted
+        windows = self.windows.with_columns(last_step.alias(_LAST_STEP))
+        known = windows.select(*self.key, EVENTS, _OVER, _LAST_STEP)
+        pending = self.pending.join(
+            known, on=self.key, how="left", nulls_equal=True, maintain_order="left"
         )
-        full = pl.col(WINDOW) * window.slide + window.count <= pl.col(SEEN)
-        counted = isinstance(trigger, AfterCount)
-        last_step = (window.count - 1) // trigger.count if isinstance(trigger, AfterCount) else 0
-        pending = pending.with_columns((full & (pl.col(_STEP) == last_step)).alias(_FULL))
-        on_time = pending.filter(_FULL)
-        others = pending.filter(~pl.col(_FULL))
-        if isinstance(trigger, AfterCount):
-            early = others.filter(pl.col(ROWS) == trigger.count)
-            others = others.filter(pl.col(ROWS) != trigger.count)
+        # The pane by count that the last event completes is on time, if it makes the window full.
+        ends = pl.col(_OVER) & (pl.col(_STEP) == pl.col(_LAST_STEP))
+        if counted is not None:
+            ends &= (pl.col(EVENTS) == self.step.window.count) | (pl.col(ROWS) < counted)
+        on_time = pending.filter(ends).select(self.columns)
+        others = pending.filter(~ends).select(self.columns)
+        if counted is not None:
+            early = others.filter(pl.col(ROWS) == counted)
+            others = others.filter(pl.col(ROWS) != counted)
         else:
             early = others if isinstance(trigger, EachBatch) else others.clear()
             others = others.clear() if isinstance(trigger, EachBatch) else others
         if isinstance(trigger, AfterTime):
             due = pl.col(_DUE).fill_null(self.clock_ms + trigger.delay_ms)
             others = others.with_columns(due)
-        self.pending = others.with_columns(pl.lit(None, pl.Int64).alias(SEEN)).select(self.columns)
-        self.windows_full = on_time.height
-        rank = pl.col(_STEP) + 1 if counted else pl.lit(1, pl.Int64)
-        return [
-            _firing(early.select(self.columns), rank, "early", last=self.once),
-            _firing(on_time.select(self.columns), rank, "on_time", last=True),
+        self.pending = others
+        rank = pl.lit(1, pl.Int64) if counted is None else pl.col(_STEP) + 1
+        firings = [
+            _firing(early, rank, "early", last=self.once),
+            _firing(self._timed_out(on_time), rank, "on_time", last=True),
         ]
+        quiet = self._quiet(windows.filter(_OVER), on_time)
+        if quiet.height:
+            firings.append(_firing(quiet, pl.col(_STEP) + 2, "on_time", last=True))
+        return firings
+
+    def _timed_out(self, on_time: pl.DataFrame) -> pl.DataFrame:
+        """Note of windows that are not full that they were known to be over by their timeout."""
+        if not self._may_time_out:
+            return on_time
+        events = on_time.join(
+            self.windows, on=self.key, how="left", nulls_equal=True, maintain_order="left"
+        )[EVENTS]
+        full = pl.lit(events) == self.step.window.count
+        known = pl.max_horizontal(KNOWN_TIME, TIMEOUT)
+        return on_time.with_columns(pl.when(full).then(KNOWN_TIME).otherwise(known))
+
+    def _quiet(self, over: pl.DataFrame, on_time: pl.DataFrame) -> pl.DataFrame:
+        """Return, without partials, the windows that are over with nothing that no pane has."""
+        nothing = self.pending.clear()
+        if not self._may_time_out or self.once:
+            return nothing
+        quiet = over.join(on_time, on=self.key, how="anti", nulls_equal=True).select(
+            *self.key,
+            pl.lit(value=False).alias(HEAD),
+            pl.lit(value=False).alias(_FIRED),
+            pl.lit(0, pl.Int64).alias(ROWS),
+            pl.col(_LAST_STEP).alias(_STEP),
+            TIMEOUT,
+            pl.col(TIMEOUT).alias(KNOWN_TIME),
+        )
+        return pl.concat([nothing, quiet], how="diagonal")
 
     def _spanned(self, firing: pl.DataFrame) -> pl.DataFrame:
         """Give each firing the times and the number of events of its window so far."""
@@ -251,7 +363,7 @@ class _CountPaneBatch:
         every = every.sort(*self.key, RANK)
         return every.with_columns(
             pl.col(FIRST_TIME).first().over(self.key),
-            pl.col(LAST_TIME, KNOWN_TIME).cum_max().over(self.key),
+            pl.col(LAST_TIME, KNOWN_TIME).cum_max().forward_fill().over(self.key),
             pl.col(ROWS).cum_sum().over(self.key).alias(_TOTAL),
         ).filter(pl.col(RANK) >= 0)
 
@@ -261,9 +373,9 @@ class _CountPaneBatch:
         """Return the rows of the panes that fire, and keep what they have emitted."""
         values, step = self.step.values, self.step
         own = [*values.key, HASH, *step.aggregation.partials]
-        made = firing.select(*own, RANK, KIND, LAST, *_SPAN, _TOTAL)
+        made = firing.select(*own, RANK, KIND, LAST, *step.span, _TOTAL)
         follows = values.keeps_previous and not self.once
-        known = self.fired.select(*values.stored_columns, *_SPAN) if follows else None
+        known = self.fired.select(*values.stored_columns, *step.span) if follows else None
         panes, _ = values.panes([made], known)
         if values.accumulates:
             numbered = panes.with_columns(pl.col(WINDOW).alias(NUMBER))
@@ -296,18 +408,16 @@ class _CountPaneBatch:
         self.fired = pl.concat([others, latest.select(kept)], how="diagonal").select(self.columns)
 
     def _keep_closed(self, firing: pl.DataFrame) -> None:
-        """Keep which windows have fired once, until they are full, and how many events came for each."""
-        window, by = self.step.window, [HASH, *self.step.by]
-        no = pl.lit(value=False)
-        marks = firing.select(*self.key, no.alias(HEAD), (~no).alias(_FIRED))
-        closed = pl.concat([self.fired.drop(SEEN), marks], how="diagonal").join(
-            self.heads.select(*by, SEEN), on=by, how="left", nulls_equal=True, maintain_order="left"
+        """Keep which windows have fired once, until they are over, and how many events came for each."""
+        closed = pl.concat([self.fired.select(self.key), firing.select(self.key)])
+        waiting = self.windows.filter(~pl.col(_OVER)).join(
+            closed, on=self.key, how="semi", nulls_equal=True, maintain_order="left"
         )
-        came = pl.col(SEEN) - pl.col(WINDOW) * window.slide
-        waiting = closed.filter(came < window.count)
-        self.windows_full += closed.height - waiting.height
-        none = pl.lit(None, pl.Int64).alias(SEEN)
-        self.fired = waiting.with_columns(came.alias(ROWS), none).select(self.columns)
+        no, timeout = pl.lit(value=False), [TIMEOUT] if self._may_time_out else []
+        marks = waiting.select(
+            *self.key, no.alias(HEAD), (~no).alias(_FIRED), pl.col(EVENTS).alias(ROWS), *timeout
+        )
+        self.fired = pl.concat([self.fired.clear(), marks], how="diagonal")
 
 
 def _firing(rows: pl.DataFrame, rank: pl.Expr, kind: str, *, last: bool) -> pl.DataFrame:

@@ -40,6 +40,7 @@ from millstream.kernels.frames import (
     WATERMARK_SEEN,
 )
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
+from millstream.kernels.queryable import QueryKeys, held_by_key
 from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.keyed_rows import KeyedRows
 from millstream.kernels.state.keyhash import hash_columns
@@ -59,6 +60,8 @@ SEEN = (
 )
 HEAD = "__head"  # Boolean
 PLACE = "__place"
+TIMEOUT = "__timeout"  # Int64: when a window in panes is timed out
+EVENTS = "__events"  # Int64: how many events of its key a window has, in panes or not
 _AT = "__at"
 _IN_WINDOW = "__in_window"  # Int64: how many events the key's open window has
 _ROOM = "__room"  # Int64: how many more events the key's window takes
@@ -144,7 +147,7 @@ class CountWindowOperator(AggregateOperator):
         self, state: OperatorState, rows: pl.DataFrame | None, context: BatchContext
     ) -> OperatorResult:
         """Take events into windows in the order in which they stand; give the rows to emit."""
-        timers = self._timers(state)
+        timers = self.timers(state)
         touched = [] if timers is None else [timers.due(context.watermark_us)]
         if rows is not None:
             touched.append(rows[HASH].to_numpy())
@@ -153,7 +156,7 @@ class CountWindowOperator(AggregateOperator):
         known = held.get(hashes) if len(hashes) else None
         if known is None:
             if rows is None:
-                self._note_timeouts(state, None, None, context)
+                self.note_timeouts(state, None, None, context)
                 return OperatorResult()
             keys = {name: rows.schema[name] for name in self.by}
             known = pl.DataFrame(schema={**keys, **self.state_schema})
@@ -165,7 +168,7 @@ class CountWindowOperator(AggregateOperator):
             opened = rest.filter(~pl.col(HEAD))
             timers.add(opened[_DUE].to_numpy(), opened[HASH].to_numpy())
         held.put(hashes, self.aggregation.for_state(rest), known)
-        self._note_timeouts(state, known, rest, context)
+        self.note_timeouts(state, known, rest, context)
         ledger.events_in, ledger.events_out = (
             self.events_in(known, rest, rows, complete),
             event_count(complete),
@@ -174,7 +177,28 @@ class CountWindowOperator(AggregateOperator):
         counts = Counter(held=0 if rows is None else rows.height)
         return OperatorResult(self._emitted(known, complete, rest, rows), None, counts)
 
-    def _note_timeouts(
+    @property
+    def timeout_column(self) -> str:
+        """The column of state that says when a window is timed out."""
+        return _DUE
+
+    def current_rows(
+        self,
+        state: OperatorState,
+        keys: QueryKeys | None,
+        watermark_us: int,  # noqa: ARG002 - a window has no end in time
+    ) -> pl.DataFrame:
+        """Return the windows that are not full."""
+        held = held_by_key(KeyedRows(state, "windows", ROWS), keys, self.by)
+        if held is None:
+            held = pl.DataFrame(schema={**dict(self.aggregation.keys), **self.state_schema})
+        return self.result_rows(self.open_windows(held.filter(~pl.col(HEAD))))
+
+    def open_windows(self, windows: pl.DataFrame) -> pl.DataFrame:
+        """Return one row for each open window, from the rows that are held of them."""
+        return windows.sort(NUMBER, HASH)
+
+    def note_timeouts(
         self,
         state: OperatorState,
         known: pl.DataFrame | None,
@@ -186,7 +210,7 @@ class CountWindowOperator(AggregateOperator):
             before, after = (
                 np.empty(0, np.int64)
                 if rows is None
-                else rows.filter(~pl.col(HEAD))[_DUE].to_numpy()
+                else rows.filter(~pl.col(HEAD))[self.timeout_column].to_numpy()
                 for rows in (known, rest)
             )
             WaitingLedger(self.name, state, self._slot_us).update(
@@ -217,7 +241,7 @@ class CountWindowOperator(AggregateOperator):
         to_fill = int(self.window.taken_places(after).sum()) - full_before
         return to_fill - event_count(known.filter(~pl.col(HEAD))) + rows.height
 
-    def _timers(self, state: OperatorState) -> Timers | None:
+    def timers(self, state: OperatorState) -> Timers | None:
         timeout_us = self.window.timeout_us
         if timeout_us is None:
             return None
@@ -323,23 +347,7 @@ class CountWindowOperator(AggregateOperator):
         opened = known.filter(~pl.col(HEAD)).select(
             *keys, NUMBER, _DUE, pl.col(ROWS).alias(_IN_WINDOW)
         )
-        heads = known.filter(HEAD).select(*keys, SEEN)
-        state = rows.join(opened, on=keys, how="left", nulls_equal=True, maintain_order="left")
-        state = state.join(heads, on=keys, how="left", nulls_equal=True, maintain_order="left")
-        is_open = pl.col(_DUE).is_not_null()
-        opens = pl.col(TIME).first() + self.window.timeout_us
-        state = state.with_columns(
-            pl.int_range(pl.len()).over(keys).alias(PLACE),
-            pl.coalesce(NUMBER, SEEN, 0).alias(NUMBER),
-            pl.when(is_open).then(_DUE).otherwise(opens.over(keys)).alias(_DUE),
-            (self.window.count - pl.col(_IN_WINDOW).fill_null(0)).alias(_ROOM),
-            is_open.alias(_IS_OPEN),
-        )
-        in_time = (pl.col(WATERMARK_SEEN) < pl.col(_DUE)) | (
-            ~pl.col(_IS_OPEN) & (pl.col(PLACE) == 0)
-        )
-        taken = in_time.cum_min().over(keys) & (pl.col(PLACE) < pl.col(_ROOM))
-        state = state.with_columns(taken.alias(_TAKEN))
+        state = self._taken(rows, opened, known.filter(HEAD))
         left = state.filter(~pl.col(_TAKEN))
         more = self._partials(state.filter(_TAKEN), known.columns)
         windows = self._merged(known.filter(~pl.col(HEAD)), more)
@@ -360,6 +368,62 @@ class CountWindowOperator(AggregateOperator):
         heads = self.heads(known.filter(HEAD), self._counted(done))
         kept = [windows.filter(~(full | over)), heads]
         return done, pl.concat(kept), left.select(rows.columns) if left.height else None
+
+    def _taken(self, rows: pl.DataFrame, opened: pl.DataFrame, heads: pl.DataFrame) -> pl.DataFrame:
+        """Return the rows with the open window of their key, or the next one, and whether that takes them."""
+        keys = [HASH, *self.by]
+        state = rows.join(opened, on=keys, how="left", nulls_equal=True, maintain_order="left")
+        state = state.join(
+            heads.select(*keys, SEEN), on=keys, how="left", nulls_equal=True, maintain_order="left"
+        )
+        is_open = pl.col(_DUE).is_not_null()
+        opens = pl.col(TIME).first() + self.window.timeout_us
+        state = state.with_columns(
+            pl.int_range(pl.len()).over(keys).alias(PLACE),
+            pl.coalesce(NUMBER, SEEN, 0).alias(NUMBER),
+            pl.when(is_open).then(_DUE).otherwise(opens.over(keys)).alias(_DUE),
+            (self.window.count - pl.col(_IN_WINDOW).fill_null(0)).alias(_ROOM),
+            is_open.alias(_IS_OPEN),
+        )
+        in_time = (pl.col(WATERMARK_SEEN) < pl.col(_DUE)) | (
+            ~pl.col(_IS_OPEN) & (pl.col(PLACE) == 0)
+        )
+        taken = in_time.cum_min().over(keys) & (pl.col(PLACE) < pl.col(_ROOM))
+        return state.with_columns(taken.alias(_TAKEN))
+
+    def until_timeouts(
+        self, rows: pl.DataFrame, opened: pl.DataFrame, heads: pl.DataFrame
+    ) -> pl.DataFrame:
+        """Return the rows with their window, their place in it, and when it is timed out.
+
+        ``opened`` are the open windows: their number, when they are timed out, and how many events they have.
+        """
+        keys, count = [HASH, *self.by], self.window.count
+        now = opened.rename({TIMEOUT: _DUE, EVENTS: _IN_WINDOW})
+        found: list[pl.DataFrame] = []
+        left = rows
+        while left.height:
+            state = self._taken(left, now, heads)
+            took = state.filter(_TAKEN).with_columns(
+                (count - pl.col(_ROOM) + pl.col(PLACE)).alias(PLACE)
+            )
+            found.append(took.select(*rows.columns, NUMBER, PLACE, pl.col(_DUE).alias(TIMEOUT)))
+            latest = took.group_by(keys, maintain_order=True).agg(
+                pl.col(NUMBER, _DUE).first(), (pl.col(PLACE).last() + 1).alias(_IN_WINDOW)
+            )
+            others = now.join(latest, on=keys, how="anti", nulls_equal=True)
+            now = pl.concat([others, latest.select(now.columns)])
+            left = state.filter(~pl.col(_TAKEN)).select(rows.columns)
+            passed = left.select(*keys, pl.lit(value=True).alias(_PASSED)).unique()
+            now = now.join(passed, on=keys, how="left", nulls_equal=True)
+            over = pl.col(_PASSED).fill_null(value=False) | (pl.col(_IN_WINDOW) == count)
+            now = now.select(
+                *keys,
+                pl.col(NUMBER) + over.cast(pl.Int64),
+                pl.when(~over).then(_DUE).alias(_DUE),
+                pl.when(over).then(0).otherwise(_IN_WINDOW).cast(pl.Int64).alias(_IN_WINDOW),
+            )
+        return pl.concat(found)
 
     def _partials(self, rows: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
         due = pl.col(_DUE).first() if _DUE in rows.columns else pl.lit(_NEVER).alias(_DUE)

@@ -19,6 +19,7 @@ import polars as pl
 from millstream.kernels.aggregation import event_count
 from millstream.kernels.frames import HASH, ROWS, WEIGHT, WINDOW
 from millstream.kernels.operator import BatchContext, OperatorResult
+from millstream.kernels.queryable import QueryKeys, held_in_runs
 from millstream.kernels.state.hash_order import sort_by_window_and_hash
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
@@ -52,6 +53,14 @@ class FinalWindowOperator(WindowOperator):
         self._hold(runs, partials, context.watermark_us)
         ledger.check()
         return result
+
+    def current_rows(
+        self, state: OperatorState, keys: QueryKeys | None, watermark_us: int
+    ) -> pl.DataFrame:
+        """Return the values of the open windows so far, which are not emitted yet."""
+        held = held_in_runs(state.runs(_PARTIALS, ROWS), keys, self.by)
+        windows = [self.explode_windows(rows) for rows in held if rows.height]
+        return self.open_windows(windows, watermark_us)
 
     def _merge(self, partials: pl.DataFrame) -> pl.DataFrame:
         carried = [HASH] if HASH in partials.columns else []

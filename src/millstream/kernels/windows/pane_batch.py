@@ -20,6 +20,7 @@ from millstream.kernels.arrays import Bools
 from millstream.kernels.changes import divide_by
 from millstream.kernels.frames import HASH, ROWS, WINDOW
 from millstream.kernels.operator import BatchContext
+from millstream.kernels.queryable import QueryKeys, held_in_runs
 from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
@@ -65,6 +66,30 @@ class PaneBatch:
     @property
     def _fired(self) -> SortedRuns:
         return self.state.runs("emitted", self.values.counted)
+
+    # ── what is held between batches ────────────────────────────────────────────────────────
+
+    def current_partials(self, keys: QueryKeys | None) -> list[pl.DataFrame]:
+        """Return partials whose merge is the value of each window and key: what panes have given, and what is pending."""
+        values, by = self.values, self.step.by
+        pending = []
+        families: tuple[Literal["early", "deferred", "late"], ...] = ("early", "deferred", "late")
+        for family in families:
+            phase = self._pending(family)
+            held = [rows.select(phase.columns) for rows in held_in_runs(phase.runs, keys, by)]
+            if held:
+                pending.append(phase.alive(phase.merged(pl.concat(held))))
+        emitted = held_in_runs(self._fired, keys, by)
+        if not emitted:
+            return pending
+        last = values.latest(pl.concat([rows[values.stored_columns] for rows in emitted]))
+        if values.accumulates:
+            return [*pending, last]
+        if self.step.emission.once:
+            return [
+                rows.join(last, on=values.key, how="anti", nulls_equal=True) for rows in pending
+            ]
+        return pending
 
     # ── which windows ───────────────────────────────────────────────────────────────────────
 

@@ -23,6 +23,7 @@ import polars as pl
 
 from millstream.kernels.frames import WINDOW
 from millstream.kernels.operator import BatchContext, OperatorResult
+from millstream.kernels.queryable import QueryKeys
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.trigger import AfterCount, AfterTime, EachBatch, Trigger
 from millstream.kernels.windows.pane_batch import EVENT, PaneBatch
@@ -76,6 +77,16 @@ class PaneWindowOperator(WindowOperator):
         batch.pending_ledger.check()
         batch.emitted_ledger.check()
         return result
+
+    def current_rows(
+        self, state: OperatorState, keys: QueryKeys | None, watermark_us: int
+    ) -> pl.DataFrame:
+        """Return the values of the open windows with all that has come; of parts, what no pane has given yet."""
+        clock_ms = state.values.get("clock_ms", 0)
+        batch = PaneBatch(
+            self, self.values, state, BatchContext(watermark_us, watermark_us, clock_ms=clock_ms)
+        )
+        return self.open_windows(batch.current_partials(keys), watermark_us)
 
     @property
     def defers_late(self) -> bool:

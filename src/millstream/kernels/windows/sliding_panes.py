@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import polars as pl
@@ -43,6 +43,7 @@ from millstream.kernels.changes import (
 )
 from millstream.kernels.frames import DIFF, HASH, REPLACED, TIME, WATERMARK_SEEN, WEIGHT
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
+from millstream.kernels.queryable import KeyColumns
 from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.keyhash import Hashes
 from millstream.kernels.state.ledger import StateLedger
@@ -51,10 +52,10 @@ from millstream.kernels.state.sorted_runs import EACH_ROW, SortedRuns
 from millstream.kernels.windows.pane_values import PANE_COLUMNS
 from millstream.kernels.windows.sliding_windows import FROM, NEW, SlidingWindowOperator
 
-_TIMES = "__times"  # Int64: how many times a row is emitted
+TIMES = "__times"  # Int64: how many times a row is emitted
 _COUNTED = "__counted"  # Int64: how many events count in it
-_STAGE = "__stage"  # Int64: the order of what is said of a row in a batch
-_BEFORE, _ON_TIME, _AFTER = 0, 1, 2
+STAGE = "__stage"  # Int64: the order of what is said of a row in a batch
+BEFORE, ON_TIME, AFTER = 0, 1, 2
 _EMITTED = "__emitted"  # Int64: how many panes of a row have come out
 _KIND = "__kind"  # String: of the last of them
 _ROW = "__row"  # UInt32: the number of a row among those at hand
@@ -65,6 +66,10 @@ _MORE = "__more"
 @dataclass(frozen=True)
 class SlidingPaneOperator(SlidingWindowOperator):
     """An operator of sliding windows that computes what it has emitted anew, and emits the difference."""
+
+    @property
+    def query_key(self) -> KeyColumns | None:
+        return None
 
     @property
     def weighted(self) -> bool:
@@ -150,14 +155,26 @@ class SlidingPaneOperator(SlidingWindowOperator):
         ledger = StateLedger(self.name, (runs,))
         if changes is not None:
             ledger.events_in = total_weight(changes) if self.weighted else changes.height
-        result.rows = _SlidingBatch(self, state, context, runs, changes).rows()
-        for slot, part in () if changes is None else self.by_slot(changes):
+        batch = self.batch(state, context, runs, changes)
+        result.rows = batch.rows()
+        result.counts.update(batch.left_out)
+        for slot, part in () if batch.changes is None else self.by_slot(batch.changes):
             runs.add(slot, part, consolidate if self.weighted else _as_they_are)
         kept_from = context.watermark_us - self.lateness_us - self.window.size_us
         for slot in [slot for slot in runs.slots if (slot + 1) * self.slot_us <= kept_from]:
             ledger.events_out += runs.drop_slot(slot)
         ledger.check()
         return result
+
+    def batch(
+        self,
+        state: OperatorState,
+        context: BatchContext,
+        runs: SortedRuns,
+        changes: pl.DataFrame | None,
+    ) -> SlidingBatch:
+        """Return what a batch of these changes does."""
+        return SlidingBatch(self, state, context, runs, changes)
 
     def by_slot(self, rows: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
         return list(divide_by(rows, rows[TIME].to_numpy() // self.slot_us))
@@ -183,14 +200,15 @@ class SlidingCorrections(SlidingPaneOperator):
 
 
 @dataclass
-class _SlidingBatch:
-    """What one batch of one bucket does to rows."""
+class SlidingBatch:
+    """What one batch of one bucket does to rows. ``left_out`` counts what came for rows that take nothing more."""
 
     step: SlidingPaneOperator
     state: OperatorState
     context: BatchContext
     events: SortedRuns
     changes: pl.DataFrame | None
+    left_out: Counter[str] = field(default_factory=Counter, kw_only=True)
 
     def __post_init__(self) -> None:
         waits_us = self.step.waits_us
@@ -230,17 +248,17 @@ class _SlidingBatch:
         if before is not None and before.height:
             # Of a row that has passed before the batch, all that counts in it had been said.
             early = pl.col(TIME) >= self.since if self.step.fires_early else pl.lit(value=False)
-            stages += self._stage(before, _BEFORE, late=pl.col(TIME) < self.since, early=early)
+            stages += self._stage(before, BEFORE, late=pl.col(TIME) < self.since, early=early)
         if after is not None and after.height:
             passing = pl.col(TIME).is_between(self.since, self.until, closed="left")
             if self.step.fires_on_time:
-                stages += self._stage(after, _ON_TIME, late=pl.lit(value=False), early=passing)
+                stages += self._stage(after, ON_TIME, late=pl.lit(value=False), early=passing)
             early = pl.col(TIME) >= self.until if self.step.fires_early else pl.lit(value=False)
-            stages += self._stage(after, _AFTER, late=pl.col(TIME) < self.until, early=early)
+            stages += self._stage(after, AFTER, late=pl.col(TIME) < self.until, early=early)
         if not stages:
             return None
         every = pl.concat(stages).filter(pl.col(TIME) >= first_us)
-        return every.sort(*self.row, _STAGE) if every.height else None
+        return every.sort(*self.row, STAGE) if every.height else None
 
     def _passed(self) -> pl.DataFrame | None:
         """Return the events that the watermark has passed now, if rows wait for that."""
@@ -307,9 +325,9 @@ class _SlidingBatch:
         times = pl.col(DIFF).cast(pl.Int64).sum() if self.step.weighted else pl.len()
         made = [name for name in values.columns if name not in (*self.row, FROM, DIFF)]
         rows = values.group_by(self.row, maintain_order=True).agg(
-            pl.col(made).first(), times.cast(pl.Int64).alias(_TIMES)
+            pl.col(made).first(), times.cast(pl.Int64).alias(TIMES)
         )
-        return rows.with_columns(pl.lit(stage, pl.Int64).alias(_STAGE))
+        return rows.with_columns(pl.lit(stage, pl.Int64).alias(STAGE))
 
     # ── what is emitted ─────────────────────────────────────────────────────────────────────
 
@@ -318,7 +336,7 @@ class _SlidingBatch:
         number = stages.select(pl.struct(self.row).rle_id().alias(_ROW)).to_series()
         stages = stages.with_columns(number)
         results = self._results(stages)
-        says, back = self._times(stages, results)
+        says, back, whole = self._times(stages, results)
         if ledger is not None:
             stages = self._with_panes(stages, says)
             self._keep_panes(stages, ledger)
@@ -329,32 +347,42 @@ class _SlidingBatch:
         sources = np.stack([at - 1, at], axis=1).ravel()
         counts = np.stack([back, says], axis=1).ravel()
         rows = results[np.repeat(sources, counts)]
+        now = stages[TIMES].to_numpy()
+        if step.window.rank is not None:
+            ranks = self._ranks(now, counts, whole)
+            rows = rows.with_columns(pl.Series(step.window.rank, ranks))
         if not step.has_diff:
             return rows
-        signs = np.tile(np.array([-1, 1], np.int8), len(says))
-        signed = rows.hstack([pl.Series(DIFF, np.repeat(signs, counts))])
-        if step.emission.marks_replaced:
-            signed = signed.hstack([_replaced(stages[_TIMES].to_numpy(), says, back)])
+        signs = np.repeat(np.tile(np.array([-1, 1], np.int8), len(says)), counts)
+        signed = rows.hstack([pl.Series(DIFF, signs)])
+        if step.emission.marks_replaced and step.window.rank is not None:
+            stays = ranks <= np.repeat(now, counts[::2] + counts[1::2])
+            signed = signed.hstack([pl.Series(REPLACED, stays & (signs < 0))])
+        elif step.emission.marks_replaced:
+            signed = signed.hstack([_replaced(now, says, back)])
         if "pane_last" not in signed.columns or not step.emission.panes:
             return signed
         return signed.with_columns(pl.col("pane_last") & (pl.col(DIFF) > 0))
 
     def _results(self, stages: pl.DataFrame) -> pl.DataFrame:
         """Return the result of each stage; null where no event of the row is left."""
-        there = stages[_TIMES] > 0
+        there = stages[TIMES] > 0
         results = self.step.rows(stages.filter(there))
         if there.all():
             return results
         place = pl.Series(np.cumsum(there.to_numpy()) - 1).set(~there, None)
         return results.select(pl.all().gather(place))
 
-    def _times(self, stages: pl.DataFrame, results: pl.DataFrame) -> tuple[Int64s, Int64s]:
-        """Return how many times the row of each stage is emitted, and the one before is retracted."""
+    def _times(self, stages: pl.DataFrame, results: pl.DataFrame) -> tuple[Int64s, Int64s, Bools]:
+        """Return how many times the row of each stage is emitted, and the one before is retracted.
+
+        The third says whether that is each of its rows, and not only those that are more or fewer.
+        """
         emission = self.step.emission
-        row, stage = stages[_ROW].to_numpy(), stages[_STAGE].to_numpy()
+        row, stage = stages[_ROW].to_numpy(), stages[STAGE].to_numpy()
         follows = np.zeros(len(row), np.bool_)
         follows[1:] = row[1:] == row[:-1]
-        now = stages[_TIMES].to_numpy()
+        now = stages[TIMES].to_numpy()
         before = np.where(follows, np.roll(now, 1), 0)
         same = follows & (before > 0) & (now > 0)
         for name in self.step.aggregation.names:
@@ -366,20 +394,32 @@ class _SlidingBatch:
         if emission.panes:  # a row of another number is another pane
             again |= same & (now != before)
         whole = ~same | again
-        is_said = stage != _BEFORE
+        is_said = stage != BEFORE
         says = np.where(whole, now, np.maximum(now - before, 0)) * is_said
-        if self.step.replaces:
-            back = ((now == 0) & (before > 0)).astype(np.int64) * is_said
+        fewer = np.maximum(before - now, 0)
+        if not self.step.replaces:
+            back = np.where(whole, before, fewer) * is_said
+        elif self.step.window.rank is not None:
+            back = fewer * is_said
         else:
-            back = np.where(whole, before, np.maximum(before - now, 0)) * is_said
-        return says, back
+            back = ((now == 0) & (before > 0)).astype(np.int64) * is_said
+        return says, back, whole
+
+    def _ranks(self, now: Int64s, counts: Int64s, whole: Bools) -> Int64s:
+        """Return which of the rows of its event's time each row to emit is: the last ones come and go first."""
+        says = counts[1::2]
+        from_back = np.where(whole & (not self.step.replaces), 0, now)
+        from_says = np.where(whole, 0, now - says)
+        begins = np.stack([from_back, from_says], axis=1).ravel()
+        ends = np.cumsum(counts)
+        return np.arange(ends[-1]) + np.repeat(begins - ends + counts, counts) + 1
 
     def _is_touched(self, stages: pl.DataFrame, follows: Bools) -> Bools:
         """Return which rows have something new to count, or are on time."""
-        stage, counted = stages[_STAGE].to_numpy(), stages[_COUNTED].to_numpy()
-        after_on_time = follows & (np.roll(stage, 1) == _ON_TIME)
+        stage, counted = stages[STAGE].to_numpy(), stages[_COUNTED].to_numpy()
+        after_on_time = follows & (np.roll(stage, 1) == ON_TIME)
         more = np.where(after_on_time, counted != np.roll(counted, 1), stages[NEW].to_numpy() > 0)
-        touched: Bools = (stage == _ON_TIME) | more
+        touched: Bools = (stage == ON_TIME) | more
         return touched
 
     # ── numbers and kinds of panes ──────────────────────────────────────────────────────────
@@ -400,24 +440,29 @@ class _SlidingBatch:
             stages = stages.join(
                 known, on=self.row, how="left", nulls_equal=True, maintain_order="left"
             ).with_columns(pl.col(_EMITTED).fill_null(0))
-        passed, stage = pl.col(TIME) < self.until, pl.col(_STAGE)
-        kind = (
-            pl.when(stage == _ON_TIME)
-            .then(pl.lit("on_time"))
-            .when(passed)
-            .then(pl.lit("late"))
-            .otherwise(pl.lit("early"))
-        )
         said = pl.col(_HERE)
         return stages.with_columns(
             (pl.col(_EMITTED) + said.cast(pl.Int64).cum_sum().over(_ROW)).alias(_EMITTED),
             pl.col(_EMITTED).alias(_MORE),
             pl.when(said)
-            .then(kind)
+            .then(self._kind())
             .forward_fill()
             .over(_ROW)
             .fill_null(pl.col(_KIND))
             .alias(_KIND),
+        )
+
+    def _kind(self) -> pl.Expr:
+        """Return the kind of the pane that each stage is."""
+        late = pl.when(pl.col(TIME) < self.until).then(pl.lit("late")).otherwise(pl.lit("early"))
+        return pl.when(pl.col(STAGE) == ON_TIME).then(pl.lit("on_time")).otherwise(late)
+
+    def _is_last(self, stages: pl.DataFrame) -> pl.Series:
+        """Return whether it is known that no pane follows the one that each stage is."""
+        settled_us = self.context.watermark_us - self.step.lateness_us
+        on_time = stages[STAGE] == ON_TIME
+        return (on_time & (self.step.lateness_us == 0)) | (
+            ~on_time & (stages[TIME] < min(settled_us, self.until))
         )
 
     def _known_panes(self, stages: pl.DataFrame) -> pl.DataFrame | None:
@@ -443,11 +488,7 @@ class _SlidingBatch:
 
     def _pane_columns(self, stages: pl.DataFrame) -> list[pl.Series]:
         index = stages[_EMITTED] - 1
-        settled_us = self.context.watermark_us - self.step.lateness_us
-        on_time = stages[_STAGE] == _ON_TIME
-        last = (on_time & (self.step.lateness_us == 0)) | (
-            ~on_time & (stages[TIME] < min(settled_us, self.until))
-        )
+        last = self._is_last(stages)
         values = (stages[_KIND], index, index == 0, last)
         return [v.alias(name) for name, v in zip(PANE_COLUMNS, values, strict=True)]
 

@@ -43,6 +43,7 @@ from millstream.kernels.frames import (
     WATERMARK_SEEN,
 )
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
+from millstream.kernels.queryable import QueryKeys, held_in_runs
 from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.keyhash import Hashes, hash_columns
 from millstream.kernels.state.ledger import StateLedger
@@ -70,6 +71,22 @@ class Sliding:
 
     def __str__(self) -> str:
         return f"sliding({format_us(self.size_us)})"
+
+    @property
+    def rank(self) -> str | None:
+        """The column that numbers the rows of events of a key at one time; None: such rows are equal."""
+        return None
+
+
+@dataclass(frozen=True)
+class RankedSliding(Sliding):
+    """Sliding windows that number the rows of events of a key at one time, from 1."""
+
+    rank_column: str
+
+    @property
+    def rank(self) -> str:
+        return self.rank_column
 
 
 @dataclass(frozen=True)
@@ -158,6 +175,22 @@ class SlidingWindowOperator(AggregateOperator):
         ledger.check()
         return result
 
+    def current_rows(
+        self, state: OperatorState, keys: QueryKeys | None, watermark_us: int
+    ) -> pl.DataFrame:
+        """Return the rows that later events may still count in, as they are with all that has come."""
+        held = held_in_runs(state.runs("events", EACH_ROW), keys, self.by)
+        if not held:
+            return self._no_rows()
+        events = pl.concat(held).with_columns(pl.lit(0, pl.Int64).alias(NEW))
+        values = self.values(events).filter(_HAS_ROW)
+        settled_us = delayed_watermark(watermark_us, self.lateness_us)
+        return self.rows(values.filter(pl.col(TIME) >= settled_us))
+
+    def _no_rows(self) -> pl.DataFrame:
+        types = {**dict(self.aggregation.keys), **dict(self.aggregation.schema), TIME: pl.Int64()}
+        return self.rows(pl.DataFrame(schema=types))
+
     def in_time(
         self, tables: Sequence[pl.DataFrame], context: BatchContext, result: OperatorResult
     ) -> pl.DataFrame | None:
@@ -167,7 +200,7 @@ class SlidingWindowOperator(AggregateOperator):
             found = self._split_late(rows.with_columns(pl.Series(WATERMARK_SEEN, seen_us)), seen_us)
             if self.side_output and found.late.height:
                 late_rows.append(self._side_output(found.late))
-            in_time = found.in_time.select(*self.event_columns)
+            in_time = self.kept(found.in_time)
             result.counts.update(held=in_time.height, late=found.late.height)
             kept.append(in_time)
         if late_rows:
@@ -176,6 +209,10 @@ class SlidingWindowOperator(AggregateOperator):
         if events is None or not events.height:
             return None
         return events.with_columns(pl.Series(HASH, hash_columns(events, self.by, context.seed)))
+
+    def kept(self, in_time: pl.DataFrame) -> pl.DataFrame:
+        """Return what is kept of events."""
+        return in_time.select(*self.event_columns)
 
     @property
     def event_columns(self) -> list[str | pl.Expr]:
@@ -364,7 +401,15 @@ class SlidingWindowOperator(AggregateOperator):
         return made.select(*made.columns[1:], _AT)
 
     def rows(self, values: pl.DataFrame) -> pl.DataFrame:
-        return values.select(*self._span(), *self.by, *self.aggregation.results, TIME)
+        return values.select(
+            *self._span(), *self.by, *self.aggregation.results, *self._rank(), TIME
+        )
+
+    def _rank(self) -> list[pl.Expr]:
+        if self.window.rank is None:
+            return []
+        place = pl.int_range(1, pl.len() + 1, dtype=pl.Int64).over(HASH, *self.by, TIME)
+        return [place.alias(self.window.rank)]
 
     def _span(self) -> list[pl.Expr]:
         start = pl.from_epoch(pl.col(TIME) - self.window.size_us, "us")

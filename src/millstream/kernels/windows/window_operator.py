@@ -33,6 +33,7 @@ from millstream.kernels.frames import (
     SPLIT,
     TIME,
     WATERMARK_SEEN,
+    WEIGHT,
     WINDOW,
     to_datetimes,
 )
@@ -290,6 +291,18 @@ class WindowOperator(AggregateOperator):
             *columns,
             pl.Series(TIME, ends - 1),
         )
+
+    def open_windows(self, partials: Sequence[pl.DataFrame], watermark_us: int) -> pl.DataFrame:
+        """Return the values of the windows that still take events, from partials by window and key."""
+        types = {WINDOW: pl.Int64(), **dict(self.aggregation.keys), **dict(self.aggregation.schema)}
+        rows = pl.concat([pl.DataFrame(schema=types), *(part[[*types]] for part in partials)])
+        ends = self.window.ends(rows[WINDOW].to_numpy())
+        expired_us = delayed_watermark(watermark_us, self.expires_after_us)
+        rows = rows.filter(pl.Series(ends > expired_us))
+        merged = self.aggregation.merge(rows, WINDOW, *self.by).sort(WINDOW, *self.by)
+        if self.aggregation.weighted:
+            merged = merged.filter(pl.col(WEIGHT) != 0)
+        return self.result_rows(merged)
 
     # ── slots of state ──────────────────────────────────────────────────────────────────────
 

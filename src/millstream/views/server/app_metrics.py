@@ -30,11 +30,11 @@ from millstream.views.runs.failure import last_failure
 from millstream.views.schema import JOB
 from millstream.views.server.catalog import ViewCatalog
 from millstream.views.server.status import LedgerTotals, last_lags, log_brokers
+from millstream.views.server.unread_records import first_timestamp_ms
 from millstream.views.state_store.reader import StateStoreReader
 
 _LEDGER_KINDS = ("topic", "dataframe", "step", "operator")
 _OPERATIONS = ("puts", "gets", "lists", "deletes", "retries")
-_LOOKED_AT_BYTES = 64 << 10  # of the records that are unread, for the first one's timestamp
 
 
 class PartitionLag(NamedTuple):
@@ -211,16 +211,10 @@ class AppMetrics:
         if start >= end:
             return 0.0
         try:
-            blocks = reader.read(
-                topic, partition, start, end, columns=("timestamp",), bytes_max=_LOOKED_AT_BYTES
-            )
-            for block in blocks:
-                if block.num_rows:
-                    first_ms: int = block.column(0).cast("int64")[0].as_py()
-                    return max(0.0, self._wall_clock() - first_ms / 1000)
+            first_ms = first_timestamp_ms(reader, topic, partition, start, end)
         except (MillstreamError, OSError):
             return None
-        return 0.0
+        return 0.0 if first_ms is None else max(0.0, self._wall_clock() - first_ms / 1000)
 
 
 def _topics_read(status: Mapping[str, Any], position: Mapping[str, Any]) -> list[str]:

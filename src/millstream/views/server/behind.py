@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
+from math import inf
 from typing import Any, Literal, NamedTuple
 
 from millstream.durations import format_us
@@ -106,6 +107,15 @@ class JobFacts:
         return found
 
     @property
+    def waited_s(self) -> float:
+        """For how long the oldest unread record has been there; without end, if it is not known or its time is to come."""
+        since = self.status.get("unread_since")
+        waited_s = (
+            inf if since is None else (self.now - datetime.fromisoformat(since)).total_seconds()
+        )
+        return waited_s if waited_s >= 0 else inf
+
+    @property
     def running(self) -> bool:
         found: bool = self.status["running"]
         return found
@@ -160,26 +170,27 @@ def _stalled(facts: JobFacts) -> Iterator[BehindFinding]:
     """Say that a run commits nothing.
 
     A run without a batch has 5 minutes from its start. After its first one it has a minute from the last, or ten times the
-    longest of the last ones, if that is more: a batch is due as soon as a record waits.
+    longest of the last ones, if that is more. Both begin when the oldest record that waits came, if that was later: a
+    batch is due as soon as a record waits, and not before.
     """
     if not facts.running:
         return
     run = facts.status["runs"][-1]
     own = [one for one in facts.records if one["run"] == run["run"]]
     begun = datetime.fromisoformat(run["since"])
-    waited_s = (facts.now - (_at(own[-1]) if own else begun)).total_seconds()
+    quiet_s = (facts.now - (_at(own[-1]) if own else begun)).total_seconds()
     longest_s = max((one["duration_ms"] / 1000 for one in own), default=0.0)
     allowed_s = max(STALL_MIN_S, _STALL_TIMES * longest_s) if own else START_MAX_S
-    if not own and waited_s <= allowed_s:
+    if not own and quiet_s <= allowed_s:
         yield BehindFinding(
             "starting",
-            f"It started {_shown(waited_s)} ago, and has committed no batch yet.",
+            f"It started {_shown(quiet_s)} ago, and has committed no batch yet.",
         )
-    elif facts.unread and waited_s > allowed_s:
+    elif facts.unread and min(quiet_s, facts.waited_s) > allowed_s:
         usual = f", and the longest of the last ones took {_shown(longest_s)}" if own else ""
         yield BehindFinding(
             "stalled",
-            f"No batch was committed for {_shown(waited_s)}{usual}: the process {run['pid']} is stopped, or waits for "
+            f"No batch was committed for {_shown(quiet_s)}{usual}: the process {run['pid']} is stopped, or waits for "
             "something that does not respond, such as a sink. spark.log in the folder of the app may say what.",
         )
 

@@ -19,6 +19,7 @@ from millstream.views.query import Query
 from millstream.views.schema import JOB
 from millstream.views.server.behind import JobFacts, findings
 from millstream.views.state_store.batch_tables import BATCHES_KEPT
+from millstream.views.state_store.definition_comparison import same_definition, whole_definition
 from millstream.views.state_store.program import StoredProgram
 from millstream.views.state_store.reader import StateStoreReader
 from millstream.views.store_location import STATE_STORE_FILE, open_state_store
@@ -166,8 +167,10 @@ def _version(kind: str, program: StoredProgram, live: StoredProgram) -> dict[str
 
 
 def _differing(program: StoredProgram, live: StoredProgram) -> Iterable[str]:
-    mine = {step["name"]: step["definition"] for step in program.steps.values()}
-    other = {step["name"]: step["definition"] for step in live.steps.values()}
-    names = {name for name in {*mine, *other} if mine.get(name) != other.get(name)}
-    outputs = {*program.outputs, *live.outputs}
-    return names | {name for name in outputs if program.outputs.get(name) != live.outputs.get(name)}
+    mine, other = (
+        {step["name"]: whole_definition(step) for step in one.steps.values()} | one.outputs
+        for one in (program, live)
+    )
+    return (
+        name for name in {*mine, *other} if not same_definition(mine.get(name), other.get(name))
+    )

@@ -25,9 +25,11 @@ from millstream.views.coverage import partial_note, spans_to_json
 from millstream.views.position import LOG_BROKERS
 from millstream.views.runs.control_files import active_runs, stop_request_file
 from millstream.views.runs.failure import last_failure
+from millstream.views.server.unread_records import first_timestamp_ms
 from millstream.views.state_store.reader import StateStoreReader
 
 _SAMPLES = 300
+_QUIET = timedelta(minutes=1)
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -120,6 +122,7 @@ class AppStatus:
             },
             "brokers": brokers,
             "unread": sum(partition["unread"] or 0 for partition in partitions),
+            "unread_since": self._unread_since(status, partitions) if runs else None,
             "partitions": partitions,
             "steps": list(_steps(status)),
             "gauges": status.get("gauges", {}),
@@ -169,6 +172,28 @@ class AppStatus:
                     "watermark": _watermark(watermarks.get(str(number), NO_WATERMARK)),
                     "idle": number in idle,
                 }
+
+    def _unread_since(
+        self, status: Mapping[str, Any], partitions: Sequence[Mapping[str, Any]]
+    ) -> str | None:
+        """Return the timestamp of the oldest record that waits; None where none does, or it is not known.
+
+        The log is read for it only where no batch was committed for a minute: a job that is at work does not pay for it.
+        """
+        now = datetime.now(UTC)
+        if status and now - _time(status["at"]) < _QUIET:
+            return None
+        found = []
+        for one in partitions:
+            with suppress(MillstreamError, OSError):
+                if one["unread"] and one["end"] is not None:
+                    found.append(
+                        first_timestamp_ms(
+                            self._log, one["topic"], one["partition"], one["position"], one["end"]
+                        )
+                    )
+        known = [at_ms for at_ms in found if at_ms is not None]
+        return _text(_moment(min(known) / 1000)) if known else None
 
     def _ends(self, topic: str, lags: Mapping[int, int]) -> Mapping[int, int | None]:
         """Return the end offset of each partition; None where the log cannot be read."""

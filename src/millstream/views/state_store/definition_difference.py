@@ -8,6 +8,7 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from millstream.kernels.definition import canonical_text, field_to_text, to_text
+from millstream.views.state_store.definition_comparison import PASSED
 
 _SINGULAR = {"aggregates": "aggregate", "fields": "field", "keys": "key", "columns": "column"}
 _INLINE = frozenset({"aggregation", "emission", "watermark", "marks", "panes", "session"})
@@ -30,6 +31,9 @@ def differences(was: Any, now: Any) -> Iterator[Difference]:
             continue
         if key == "reads":
             yield from _reads_differ(before, after)
+        elif key == PASSED:
+            above = canonical_text(was.get("reads")) != canonical_text(now.get("reads"))
+            yield from _passed_differ(before or [], after or [], above)
         elif key in _SINGULAR:
             yield from _named_differ(_SINGULAR[key], before or {}, after or {}, key in _DERIVED)
         elif key in _INLINE and isinstance(before, Mapping) and isinstance(after, Mapping):
@@ -72,6 +76,21 @@ def _reads_differ(was: Sequence[Any], now: Sequence[Any]) -> Iterator[Difference
         return
     for before, after in zip(was, now, strict=True):
         yield from _edges_differ(before, after)
+
+
+def _passed_differ(
+    was: Sequence[Any],
+    now: Sequence[Any],
+    follows: bool,  # noqa: FBT001
+) -> Iterator[Difference]:
+    """Yield what differs in the rows that steps above pass on; nothing where an earlier version has not said it.
+
+    ``follows``: the path differs, too.
+    """
+    if was and now:
+        for one in _reads_differ(was, now):
+            text = f"{one.text}, in rows that a step above passes on to it"
+            yield Difference(text, one.derived or follows)
 
 
 def _edges_differ(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:

@@ -17,9 +17,16 @@ from typing import Any
 import polars as pl
 
 from millstream.errors import ConfigError
-from millstream.kernels.definition import canonical_text, without_code
+from millstream.kernels.definition import canonical_text
 from millstream.kernels.plan import JobPlan
+from millstream.kernels.state.keyhash import Buckets
 from millstream.views.runs.control_files import ResetTarget, reset_command
+from millstream.views.state_store.definition_comparison import (
+    PASSED,
+    same_definition,
+    same_text,
+    whole_definition,
+)
 from millstream.views.state_store.definition_difference import differences
 
 STATE_FORMAT = 8
@@ -35,7 +42,8 @@ _READ_AS_IT = frozenset({6, 7})  # 6 has no shares of runs, 7 none that can be p
 class StoredProgram:
     """A job's program, as JSON values.
 
-    ``steps`` are the stateful steps by the keys of their state, each with ``name`` and ``definition``;
+    ``steps`` are the stateful steps by the keys of their state, each with ``name`` and ``definition``, and with ``passed``
+    where other steps pass rows on to it (`definition_comparison.py`);
     ``outputs`` are the definitions of outputs by name. ``partitioning`` says how the work is divided
     (``JobMetadata.partitioning``); ``versions`` are those of the libraries that describe expressions and
     functions. ``given`` has a digest of the rows of each static table: another program may give others, but
@@ -58,6 +66,7 @@ class StoredProgram:
         program = plan.program
         steps = {
             key: {"name": step.name, "definition": step.description}
+            | ({} if step.passed is None else {PASSED: step.passed})
             for key, step in program.steps.items()
         }
         versions = {
@@ -92,6 +101,12 @@ class StoredProgram:
         if values["format"] != STATE_FORMAT:
             return cls(0, {}, {}, [], 0, format=values["format"])
         return cls(**values)
+
+
+def buckets_of_state(stored: StoredProgram) -> Buckets:
+    """Return how the keys of stored state are divided."""
+    division = stored.partitioning
+    return Buckets(division.get("bucket_count", stored.buckets), division.get("hash_seed", 0))
 
 
 def check_same_program(
@@ -167,8 +182,8 @@ def _check_unambiguous(stored: StoredProgram, now: StoredProgram, folder: object
     moved: dict[str, str] = {}
     for key, step in now.steps.items():
         stem = key.partition("#")[0]
-        kin.setdefault(stem, set()).add(canonical_text(step["definition"]))
-        if canonical_text(_of(stored, key)) != canonical_text(step["definition"]):
+        kin.setdefault(stem, set()).add(canonical_text(whole_definition(step)))
+        if not same_definition(_of(stored, key), _of(now, key)):
             moved[stem] = step["name"]
     alike = [name for stem, name in moved.items() if len(kin[stem]) > 1]
     if alike:
@@ -189,20 +204,11 @@ def _ambiguous_steps(stored: StoredProgram, now: StoredProgram) -> list[str]:
             for name in now.outputs
             if name in stored.outputs and same_text(stored.outputs[name], now.outputs[name])
         }
-    return [
-        name
-        for name, (was, after) in definitions.items()
-        if canonical_text(was) != canonical_text(after)
-    ]
-
-
-def same_text(was: Any, now: Any) -> bool:
-    """Return whether descriptions have the same text; options and code may differ."""
-    return canonical_text(without_code(was)) == canonical_text(without_code(now))
+    return [name for name, (was, after) in definitions.items() if not same_definition(was, after)]
 
 
 def _of(program: StoredProgram, key: str) -> Any:
-    return program.steps[key]["definition"]
+    return whole_definition(program.steps[key])
 
 
 def _require_same_buckets(
@@ -236,7 +242,7 @@ def different_steps(stored: StoredProgram, now: StoredProgram) -> list[str]:
             name = (after or was or {})["name"]
             telling.append(f"step {name!r} {'is new' if is_new else 'is no longer there'}")
             continue
-        definitions = was["definition"], after["definition"]
+        definitions = whole_definition(was), whole_definition(after)
         if upgraded and same_text(*definitions):
             continue  # it may well be the same: see `_ambiguous_steps`
         found = list(differences(*definitions))
@@ -249,7 +255,7 @@ def different_steps(stored: StoredProgram, now: StoredProgram) -> list[str]:
 def _pairs(stored: StoredProgram, now: StoredProgram) -> Iterator[tuple[Any, Any]]:
     """Pair the stored and the declared step of each that differs: by key, by name, then in order."""
     for key in stored.steps.keys() & now.steps.keys():
-        if canonical_text(_of(stored, key)) != canonical_text(_of(now, key)):
+        if not same_definition(_of(stored, key), _of(now, key)):
             yield stored.steps[key], now.steps[key]
     gone = [step for key, step in stored.steps.items() if key not in now.steps]
     new = [step for key, step in now.steps.items() if key not in stored.steps]

@@ -51,8 +51,13 @@ from millstream.views.coverage import (
     is_complete,
 )
 from millstream.views.schema import ViewSchema
+from millstream.views.state_store.definition_comparison import (
+    same_definition,
+    same_text,
+    whole_definition,
+)
 from millstream.views.state_store.definition_difference import differences
-from millstream.views.state_store.program import StoredProgram, same_text
+from millstream.views.state_store.program import StoredProgram
 from millstream.views.state_store.program_paths import ProgramPaths
 from millstream.views.state_store.view_fill import HeldView, ViewFill, ViewPath, find_fill
 
@@ -208,11 +213,15 @@ class _Steps:
     def __post_init__(self) -> None:
         waiting: dict[str, list[str]] = {}
         for key in sorted(self.stored.steps):
-            waiting.setdefault(canonical_text(_definition(self.stored, key)), []).append(key)
+            waiting.setdefault(canonical_text(self.stored.steps[key]["definition"]), []).append(key)
         for key in sorted(self.now.steps):
-            alike = waiting.get(canonical_text(_definition(self.now, key)))
+            left = waiting.get(canonical_text(self.now.steps[key]["definition"]), [])
+            now = _definition(self.now, key)
+            alike = [one for one in left if same_definition(_definition(self.stored, one), now)]
             if alike:
-                self.kept[key] = alike.pop(0) if len(alike) > 1 else alike[0]
+                self.kept[key] = alike[0]
+            if len(alike) > 1:
+                left.remove(alike[0])
         self._pair_migrated()
         if self.stored.versions != self.now.versions:
             self._pair_same_texts()
@@ -289,6 +298,8 @@ class _Steps:
         for key in self.now.steps:
             if key in self.kept or key not in self.stored.steps or key in taken:
                 continue
+            if not same_text(_definition(self.stored, key), _definition(self.now, key)):
+                continue
             stem = key.partition("#")[0]
             alone = sum(other.partition("#")[0] == stem for other in self.now.steps) == 1
             (self.kept if self.same_expressions and alone else self.unclear)[key] = key
@@ -310,8 +321,7 @@ class _Steps:
             elif key in self.unclear:
                 yield PartChange("step", name, "refuses", (self._versions(),), key=key)
             elif key in pairs:
-                old = self.stored.steps[pairs[key]]["definition"]
-                why = _reasons(old, step["definition"])
+                why = _reasons(_definition(self.stored, pairs[key]), _definition(self.now, key))
                 yield PartChange("step", name, "rebuilds", why, topics=topics, key=key)
             else:
                 yield PartChange("step", name, "rebuilds", (_NEW_STEP,), topics=topics, key=key)
@@ -362,7 +372,7 @@ _NEW_STEP = (
 
 
 def _definition(program: StoredProgram, key: str) -> Any:
-    return program.steps[key]["definition"]
+    return whole_definition(program.steps[key])
 
 
 def _migrates(was: Any, now: Any) -> bool:
@@ -372,7 +382,7 @@ def _migrates(was: Any, now: Any) -> bool:
     ):
         return False
     same = [{name: one[name] for name in one if name not in _OF_VERSION} for one in (was, now)]
-    return canonical_text(same[0]) == canonical_text(same[1])
+    return same_definition(*same)
 
 
 _OF_VERSION = frozenset(
@@ -474,7 +484,7 @@ class _Outputs:
 
     def _is_same(self, was: Any, now: Any) -> bool:
         upgraded = self.left.program.versions != self.now.versions
-        return canonical_text(was) == canonical_text(now) or (upgraded and same_text(was, now))
+        return same_definition(was, now) or (upgraded and same_text(was, now))
 
 
 @dataclass(frozen=True)
@@ -531,7 +541,7 @@ class _Fills:
             if label != STATE_STORE_VIEW or schema is None or not is_written:
                 continue
             above = self.steps.stored_paths.next_steps_of(definition) & kept
-            if "rows of" in definition["reads"][0] and above:
+            if "rows of" in definition["reads"][0] and len(above) == 1:
                 yield HeldView(schema, one, above.pop())
 
 

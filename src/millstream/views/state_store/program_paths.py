@@ -11,6 +11,7 @@ from typing import Any
 
 from millstream.kernels.code_digest import digest
 from millstream.kernels.definition import canonical_text
+from millstream.views.state_store.definition_comparison import whole_definition
 from millstream.views.state_store.program import StoredProgram
 
 _ABOVE = ("rows of", "late rows of")
@@ -23,16 +24,24 @@ class ProgramPaths:
         self._program = program
 
     @cached_property
-    def _by_code(self) -> dict[str, str]:
-        return {
-            digest(canonical_text(step["definition"])): key
-            for key, step in self._program.steps.items()
+    def _by_code(self) -> dict[str, set[str]]:
+        """The steps by the digests of their definitions: of those that are the same as a whole, one."""
+        whole = {
+            canonical_text(whole_definition(step)): key for key, step in self._program.steps.items()
         }
+        found: dict[str, set[str]] = {}
+        for key in whole.values():
+            code = digest(canonical_text(self._program.steps[key]["definition"]))
+            found.setdefault(code, set()).add(key)
+        return found
 
     def next_steps_of(self, definition: Any) -> set[str]:
-        """Return the keys of the stateful steps whose rows a definition reads, with no other between."""
+        """Return the keys of the stateful steps whose rows a definition reads, with no other between.
+
+        Steps that differ in what is passed on to them alone are not told apart here: all of them are returned.
+        """
         words = [(edge, word) for edge in _edges(definition) for word in _ABOVE if word in edge]
-        return {self._by_code[edge[word]["code"]] for edge, word in words}
+        return {key for edge, word in words for key in self._by_code[edge[word]["code"]]}
 
     def steps_of(self, definition: Any) -> set[str]:
         """Return the keys of all stateful steps above a definition."""

@@ -23,7 +23,8 @@ from millstream.views.coverage import (
 from millstream.views.runs.control_files import reset_command
 from millstream.views.sink import RunStart
 from millstream.views.state_store.database import Database, StoreName
-from millstream.views.state_store.program import StoredProgram, check_same_program, same_text
+from millstream.views.state_store.definition_comparison import same_definition, same_text
+from millstream.views.state_store.program import StoredProgram, check_same_program
 
 _DIVIDING = ("hash_seed", "bucket_count", "state_buckets")  # what says which bucket has a key
 
@@ -236,7 +237,10 @@ def next_boundary(db: Database, app: str, job: str, at: str) -> BatchBoundary:
 
 
 def _same_definition(was: str, now: str, *, same_expressions: bool) -> bool:
-    return was == now or (same_expressions and same_text(json.loads(was), json.loads(now)))
+    if was == now:
+        return True
+    same = same_text if same_expressions else same_definition
+    return same(json.loads(was), json.loads(now))
 
 
 def update_partitioning(

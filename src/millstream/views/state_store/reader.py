@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from typing import Any, TypeVar
@@ -41,6 +42,19 @@ FORMAT = 3
 T = TypeVar("T")
 
 _MANY = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class CommittedState:
+    """The state of a job as one batch left it: its manifests, by stage and bucket, and the position of the log.
+
+    ``run`` is the number of the newest run, which may have committed nothing yet.
+    """
+
+    run: int
+    batch_id: int
+    position: dict[str, Any]
+    manifests: Mapping[tuple[int, int], bytes]
 
 
 class StateStoreReader(ViewReader):
@@ -265,6 +279,29 @@ class StateStoreReader(ViewReader):
         )
         return {(stage, bucket): manifest for stage, bucket, manifest in found}
 
+    def committed_state(
+        self, app: str, job: str, buckets: Sequence[tuple[int, int]] | None = None
+    ) -> CommittedState | None:
+        """Return the state of a job as of its last commit; None before the first.
+
+        ``buckets`` are those whose manifests are wanted, by stage and number; by default all.
+        """
+
+        def state(db: Database) -> CommittedState | None:
+            row = db.execute(
+                "SELECT run, batch_id, position FROM _fences WHERE app = ? AND job = ?", (app, job)
+            ).fetchone()
+            if row is None or row[1] is None:
+                return None
+            return CommittedState(
+                int(row[0]),
+                int(row[1]),
+                json.loads(row[2] or "{}"),
+                _manifests(db, app, job, buckets),
+            )
+
+        return self._read(state)
+
     def databases(self) -> list[str]:
         """Return the databases that jobs of this store keep views in, without credentials."""
 
@@ -275,6 +312,20 @@ class StateStoreReader(ViewReader):
             return sorted(name for (name,) in rows.fetchall())
 
         return self._read(databases)
+
+
+def _manifests(
+    db: Database, app: str, job: str, buckets: Sequence[tuple[int, int]] | None
+) -> dict[tuple[int, int], bytes]:
+    select = "SELECT stage, bucket, manifest FROM _state WHERE app = ? AND job = ?"
+    if buckets is None:
+        found = db.execute(select, (app, job)).fetchall()
+    else:
+        one = f"{select} AND stage = ? AND bucket = ?"
+        found = [
+            row for bucket in buckets for row in db.execute(one, (app, job, *bucket)).fetchall()
+        ]
+    return {(stage, bucket): bytes(manifest) for stage, bucket, manifest in found}
 
 
 def _version(db: Database) -> tuple[int, ...]:

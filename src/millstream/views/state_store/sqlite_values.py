@@ -65,6 +65,15 @@ def normalize(frame: pl.DataFrame, schema: ViewSchema, names: Sequence[str]) -> 
     return out
 
 
+def in_kinds(frame: pl.DataFrame, schema: ViewSchema) -> pl.DataFrame:
+    """Return all rows of a frame, in their order, with the values as views keep them.
+
+    Raises:
+        ConfigError: a column holds what its kind cannot.
+    """
+    return pl.DataFrame([_cast(frame[name], kind, schema.name) for name, kind in schema.columns])
+
+
 def exclude_keys(deletes: pl.DataFrame, upserts: pl.DataFrame) -> pl.DataFrame:
     """Return the keys to delete that are not among the rows to upsert; both normalised."""
     keys = [str(n) for n in range(deletes.width)]

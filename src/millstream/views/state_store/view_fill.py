@@ -46,6 +46,7 @@ from millstream.views.coverage import (
     is_complete,
 )
 from millstream.views.schema import ViewSchema, dtype_of
+from millstream.views.state_store.definition_comparison import passes_on_alike
 from millstream.views.state_store.program_switch import FilledView
 
 RowKey = tuple[str, ...]
@@ -220,10 +221,12 @@ def _fill_from(
     path: ViewPath,
 ) -> ViewFill | str:
     source = json.loads(view.coverage.definition)
-    done, steps = (one["reads"][0]["steps"] for one in (source, json.loads(definition)))
-    name = view.schema.name
-    if canonical_text(steps[: len(done)]) != canonical_text(done):
-        return f"the view {name!r} has other steps above it"
+    now, name = json.loads(definition), view.schema.name
+    done, steps = (one["reads"][0]["steps"] for one in (source, now))
+    if canonical_text(steps[: len(done)]) != canonical_text(done) or not passes_on_alike(
+        source, now
+    ):
+        return f"the view {name!r} has other steps above it, or its rows come from other fields"
     edges = _after(path.edges, len(done), schema.names)
     key: RowKey | None = tuple(source["key"])
     wanted: set[str] | None = {*schema.names}

@@ -284,6 +284,7 @@ def test_a_user_who_may_not_lock_is_told_the_grant(database, shop):
     database.run(
         f"CREATE USER {name}@'%' IDENTIFIED BY 'p'",
         f"GRANT SELECT ON {database.name}.* TO {name}@'%'",
+        f"GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO {name}@'%'",
     )
     made = ms.reconcile("shop", database.url(name, "p"), shop.target, log=shop.log)
     with pytest.raises(ConfigError, match=rf"GRANT LOCK TABLES ON `{database.name}`\.\* TO"):

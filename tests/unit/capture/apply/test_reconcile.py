@@ -1,6 +1,7 @@
 """A copy is compared with its source at one position, and repaired."""
 
 import random
+import re
 import sqlite3
 import threading
 
@@ -9,7 +10,7 @@ from capture_postgres_servers import Shop, start
 from killed_applier import Writer, schema
 
 import millstream as ms
-from millstream.errors import ConfigError, RetriableError
+from millstream.errors import ConfigError, ConflictError, RetriableError
 
 
 class Captured:
@@ -159,6 +160,46 @@ def test_what_is_compared_is_shown_before_it_runs_and_without_passwords():
     assert "secret" not in shown
 
 
+def refuse_other_servers(shop, target, log):
+    """See that a server is refused that is not the captured one, lacks what was captured, or does not show its rows."""
+    before = ms.reconcile("shop", shop.url, target, log=log)._progress()
+    for changed, why in (
+        ({"system": "7"}, "another server than the one that was captured"),
+        ({"lsn": before["lsn"] + (1 << 40)}, "set back.*the log may have changes"),
+        ({"timeline": 9}, "its history does not have.*cannot be compared"),
+    ):
+        compared = ms.reconcile("shop", shop.url, target, log=log)
+        compared._progress = lambda changed=changed: before | changed
+        with pytest.raises(ConfigError, match=f"(?i){why}"):
+            compared.run(repair=True)
+    compared = ms.reconcile("shop", shop.url, target, log=log)
+    compared.sleep, taken = (lambda _: None), []
+
+    def source(tables, take=compared.source):
+        taken.append(take(tables))
+        taken[-1]._snapshot.lsn = 1
+        return taken[-1]
+
+    compared.source = source
+    with pytest.raises(ConfigError, match=r"lacks changes that .* has"):
+        compared.run(repair=True)
+    assert len(taken) == 4
+    shop.run("CREATE ROLE half LOGIN REPLICATION PASSWORD 'half-secret'")
+    half = ms.reconcile(
+        "shop", re.sub("//[^@/]*@", "//half:half-secret@", shop.url), target, log=log
+    )
+    with pytest.raises(ConflictError, match="permission denied"):
+        half.run(repair=True)
+    shop.run(
+        "GRANT SELECT ON t TO half",
+        "ALTER TABLE t ENABLE ROW LEVEL SECURITY",
+        "CREATE POLICY few ON t FOR SELECT USING (id < 10)",
+    )
+    with pytest.raises(ConflictError, match="row-level security"):
+        half.run(repair=True)
+    assert ms.reconcile("shop", shop.url, target, log=log).run().faults == 0
+
+
 def test_a_copy_in_postgres_is_compared_and_repaired(tmp_path):
     with start() as server:
         shop = Shop(server)
@@ -190,6 +231,7 @@ def test_a_copy_in_postgres_is_compared_and_repaired(tmp_path):
             )
             assert (table.rows, len(table.differing), table.not_compared) == (500, 2, ("later",))
             assert compared.run().faults == 0
+            refuse_other_servers(shop, target, tmp_path)
         query = "SELECT to_jsonb(t) - 'later' FROM t ORDER BY id"
         with psycopg.connect(target) as session:
             assert session.execute(query).fetchall() == shop.run(query)

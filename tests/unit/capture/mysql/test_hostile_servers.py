@@ -120,6 +120,29 @@ def test_a_transaction_of_xa_that_was_prepared_before_is_waited_for(database, re
 
 
 @both
+def test_administration_that_is_logged_as_a_statement_does_not_end_a_capture(database, replica):
+    """MariaDB marks none of these as DDL."""
+    user = f"reader_{database.name}@'%'"
+    database.run(
+        "CREATE TABLE t (id INT PRIMARY KEY, n INT)", f"CREATE USER {user} IDENTIFIED BY 'p'"
+    )
+    replica.follow(database.source("t"), now)
+    database.run(
+        "INSERT INTO t VALUES (1, 1)",
+        f"GRANT SELECT (id), UPDATE (n) ON {database.name}.t TO {user}",
+        f"REVOKE UPDATE (n) ON {database.name}.t FROM {user}",
+        "FLUSH PRIVILEGES",
+        "DROP FUNCTION IF EXISTS of_no_library",
+        "CREATE TABLE u (id INT PRIMARY KEY)",
+        "ALTER TABLE u DISCARD TABLESPACE",
+        *(("CREATE SEQUENCE s", "ALTER SEQUENCE s RESTART 5") if database.kind == "mariadb" else ()),
+        "INSERT INTO t VALUES (2, 2)",
+    )  # fmt: skip
+    replica.follow(database.source("t"), now)
+    assert replica.rows("t") == [{"id": 1, "n": 1}, {"id": 2, "n": 2}]
+
+
+@both
 def test_a_log_that_is_made_anew_while_it_is_read_is_an_error(database, replica):
     database.run("CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     replica.follow(database.source(), now)

@@ -2,7 +2,11 @@
 
 import pytest
 
-from millstream.capture.mysql.statements import TableEffect, table_effects
+from millstream.capture.mysql.statements import (
+    TableEffect,
+    changes_no_row_unsaid,
+    table_effects,
+)
 
 
 def effects(statement):
@@ -41,6 +45,8 @@ def effects(statement):
         ("alter online table if exists t wait 5 auto_increment=9", [("alter", "d.t")]),
         ("/*!50001 alter table t drop x */", [("rewrite", "d.t")]),
         ("set statement max_statement_time=1 for truncate table t", [("truncate", "d.t")]),
+        ("alter table t discard tablespace", [("reload", "d.t")]),
+        ("alter sequence s restart 5", []),
         ("grant select on *.* to x", []),
         ("", []),
     ],
@@ -51,3 +57,22 @@ def test_a_statement_does_this_to_tables(statement, expected):
 
 def test_an_effect_is_compared_by_its_values():
     assert table_effects("drop table t", "d") == [TableEffect("drop", "d", "t")]
+
+
+@pytest.mark.parametrize(
+    ("statement", "unsaid"),
+    [
+        ("GRANT SELECT (id) ON d.t TO u@'%'", False),
+        ("/* x */ set statement max_statement_time=5 for grant select (n) on t to u", False),
+        ("flush privileges", False),
+        ("alter table t discard tablespace", False),
+        ("INSERT INTO t VALUES (1)", True),
+        ("set statement max_statement_time=5 for delete from t", True),
+        ("with x as (select 1) update t set n = 1", True),
+        ("call p()", True),
+        ("select f()", True),
+        ("", True),
+    ],
+)
+def test_a_statement_that_is_no_ddl_may_change_rows(statement, unsaid):
+    assert changes_no_row_unsaid(statement) is not unsaid

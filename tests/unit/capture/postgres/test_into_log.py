@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import random
+import re
 import sqlite3
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from capture_postgres_servers import Shop, start
 
 import millstream as ms
 from millstream.client import connect
+from millstream.errors import ConfigError
+from millstream.views.address import is_refused_login
 
 # `make test-long` kills it more often.
 KILLS = int(os.environ.get("MILLSTREAM_CAPTURE_KILLS", "6"))
@@ -330,6 +333,28 @@ def test_what_is_wrong_is_told_without_the_password(own_shop, tmp_path):
     assert process.returncode == 2
     assert "REPLICA IDENTITY FULL" in err
     assert own_shop.server.password not in err
+
+
+def test_a_login_that_is_refused_is_not_tried_again(shop, tmp_path):
+    shop.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    wrong = re.sub("://([^:]*):[^@]*@", r"://\1:wr0ng@", shop.url)
+    for url in (wrong, wrong.replace(":wr0ng", ""), f"{shop.url}_no"):
+        with pytest.raises(
+            ConfigError, match=r"refuses: .*Correct the user, the password"
+        ) as raised:
+            ms.capture(url, to=tmp_path, name="shop").run(until="caught-up")
+        assert "wr0ng" not in str(raised.value)
+    ms.capture(shop.url, to=tmp_path, name="shop").run(until="caught-up")
+    with pytest.raises(ConfigError, match=r"refuses: .*Correct the user, the password"):
+        ms.apply("shop", wrong, log=tmp_path).run(until="caught-up")
+
+
+def test_of_several_hosts_one_that_refuses_may_be_the_wrong_one():
+    one = 'connection failed: connection to server at "::1", port 5 failed: FATAL:  database "x" does not exist'
+    assert is_refused_login(one)
+    several = "Multiple connection attempts failed. All failures were:\n- host: 'a': Connection refused\n- host: 'b': "
+    assert not is_refused_login(several + one)
+    assert not is_refused_login("FATAL:  the database system is starting up")
 
 
 def test_a_table_that_was_made_anew_and_is_empty_is_copied_by_its_own_definition(shop, tmp_path):

@@ -13,9 +13,10 @@ MIB = 1 << 20
 
 
 def write_wal(shop, mebibytes):
-    """Make WAL that no table has to do with."""
+    """Make WAL that no table has to do with. It is on disk then, as a transaction that has a number waits for that."""
     for _ in range(mebibytes):
-        shop.run(f"SELECT pg_logical_emit_message(false, 'other', repeat('x', {MIB}))")
+        message = f"pg_logical_emit_message(false, 'other', repeat('x', {MIB}))"
+        shop.run(f"SELECT txid_current(), {message}")
 
 
 def capture_of(shop, folder, **options):

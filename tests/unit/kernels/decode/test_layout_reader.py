@@ -6,9 +6,11 @@ scanner, which runs compiled. Here it runs as it is, as Python, and once compile
 
 import json
 import math
+import re
 import sys
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from example_counts import some
@@ -16,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.kernels import jit
-from millstream.kernels.decode import layout_reader
+from millstream.kernels.decode import layout_reader, layout_scan
 from millstream.kernels.decode.fields import Field, Scalar
 from millstream.kernels.decode.json_layout import layout_of
 from millstream.kernels.decode.json_values import JsonDecoder
@@ -63,6 +65,13 @@ def time_text(at: datetime, form: str) -> str:
     return text + "Z"
 
 
+@pytest.fixture(autouse=True, scope="module")
+def words_wrap_around():
+    """Let words of the scanner wrap around as they do where it is compiled: without a warning."""
+    with np.errstate(over="ignore"):
+        yield
+
+
 @pytest.fixture(scope="module", params=["columns", "scanner"])
 def reader(request):
     """Give the class that reads objects of a layout; the scanner is not compiled."""
@@ -70,7 +79,7 @@ def reader(request):
         yield LayoutReader
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jit, "compiled", lambda function, *_: function)
+        patch.setattr(jit, "compiled", lambda function, *_, **_options: function)
         patch.setattr(layout_reader, "COMPILED_OBJECTS_MIN", 0)
         yield LayoutScanner
 
@@ -336,6 +345,22 @@ def test_text_that_is_not_utf_8_is_a_dead_letter_alone(reader):
     assert decoded.table.num_rows == 1999
 
 
+@given(st.lists(st.integers(0, 255) | st.sampled_from([*b'"\\\x1f 09/:-']), min_size=8, max_size=8))
+def test_words_are_looked_at_as_their_bytes_are(values):
+    data = np.array([*values, 0], np.uint8)
+    word = layout_scan.word_at(data, 0)
+    assert int(word) == int.from_bytes(bytes(values), "little")
+    stops = [n for n, byte in enumerate(values) if byte < 32 or byte in b'"\\']
+    assert layout_scan.text_end(data, 0, 8) == min(stops, default=8)
+    assert layout_scan.digits_in(word) == len(re.match(rb"[0-9]*", bytes(values)).group())
+
+
+@given(st.integers(0, 99_999_999))
+def test_eight_digits_are_a_number(number):
+    data = np.frombuffer(b"%08d" % number, np.uint8)
+    assert layout_scan.number_of(layout_scan.word_at(data, 0)) == number
+
+
 @pytest.mark.thorough  # compiling takes some 4 CPU seconds
 @settings(max_examples=some(200))
 @given(values=objects())
@@ -343,7 +368,7 @@ def test_the_compiled_scanner_reads_what_it_reads_as_python(values):
     layout, array = layout_of(values[0]), pa.array(values, pa.binary())
     compiled, read = LayoutScanner(layout, pa.schema(TYPES)).read(array)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jit, "compiled", lambda function, *_: function)
+        patch.setattr(jit, "compiled", lambda function, *_, **_options: function)
         table, read_as_python = LayoutScanner(layout, pa.schema(TYPES)).read(array)
     assert compiled.equals(table)
     assert read.tolist() == read_as_python.tolist()
@@ -351,7 +376,9 @@ def test_the_compiled_scanner_reads_what_it_reads_as_python(values):
 
 def test_the_scanner_is_compiled_once_a_process_has_read_many_objects(monkeypatch):
     asked = []
-    monkeypatch.setattr(jit, "compiled", lambda function, *_: asked.append(1) or function)
+    monkeypatch.setattr(
+        jit, "compiled", lambda function, *_, **_options: asked.append(1) or function
+    )
     monkeypatch.setattr(layout_reader, "_seen", 0)
     monkeypatch.setattr(layout_reader, "COMPILED_OBJECTS_MIN", 4000)
     values = pa.array([common(number) for number in range(2000)], pa.binary())

@@ -6,16 +6,25 @@ within the interval, and rows without a partner that the watermark has passed (`
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from datetime import timedelta
 
 import polars as pl
 import pytest
-from example_counts import histories as of_joins
 from example_counts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from signed_rows import START, UNIT, Event, histories, signed_stream, summed
+from signed_rows import (
+    START,
+    UNIT,
+    Event,
+    drawn_watermarks,
+    histories,
+    histories_together,
+    of_many_histories,
+    signed_stream,
+    summed,
+)
 
 import millstream as ms
 from millstream import testing
@@ -39,7 +48,7 @@ def narrow_slots():
         yield
 
 
-def kernel_of(how, emit, lower, upper, lateness, *, nulls_equal=False):
+def kernel_of(*, how, emit, lower, upper, lateness, nulls_equal):
     left = signed_stream(lateness=lateness[0])
     right = left.app.topic("others", Event, key="key").stream(
         time="at", watermark=ms.watermark(0 * UNIT, idle=None), lateness=lateness[1] * UNIT
@@ -88,11 +97,12 @@ class Joined:
 def model(sides, watermark, *, how, emit, lower, upper, lateness, nulls_equal):
     """Join the rows that are there: ``(time, key, n)`` with how often."""
     left, right = sides
-    made, paired = Counter(), (set(), set())
+    made, paired, of_key = Counter(), (set(), set()), defaultdict(list)
+    for other in right.items():
+        of_key[other[0][1]].append(other)
     for one, of_one in left.items():
-        for other, of_other in right.items():
-            equal = one[1] == other[1] and (one[1] is not None or nulls_equal)
-            if equal and lower <= other[0] - one[0] <= upper:
+        for other, of_other in of_key[one[1]] if one[1] is not None or nulls_equal else ():
+            if lower <= other[0] - one[0] <= upper:
                 made[one[1], one[2], other[2], max(one[0], other[0])] += of_one * of_other
                 paired[0].add(one)
                 paired[1].add(other)
@@ -107,6 +117,7 @@ def model(sides, watermark, *, how, emit, lower, upper, lateness, nulls_equal):
     return made
 
 
+LATENESSES = [(0, 0), (3, 0), (0, 9), (30, 2)]
 INTERVALS = st.tuples(st.integers(-8, 8), st.integers(0, 12)).map(lambda b: (b[0], b[0] + b[1]))
 KINDS = [
     ("inner", "final"),
@@ -115,39 +126,57 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("how", "emit"), KINDS)
-@pytest.mark.timeout(3600)  # of ten thousand
-@settings(deadline=None, max_examples=of_joins(60))
+@settings(deadline=None, max_examples=some(60))
 @given(
     histories(),
     histories(),
     INTERVALS,
-    st.sampled_from([(0, 0), (3, 0), (0, 9), (30, 2)]),
+    st.sampled_from(LATENESSES),
     st.booleans(),
     st.booleans(),
 )
 def test_after_each_batch_the_changes_sum_up_to_the_join_of_the_rows_that_are_there(
     how, emit, of_left, of_right, interval, lateness, nulls_equal, with_nulls
 ):
-    lower, upper = interval
-    options = {"how": how, "emit": emit, "lower": lower, "upper": upper, "lateness": lateness}
-    joined = Joined(kernel_of(**options, nulls_equal=nulls_equal))
-    there = Counter(), Counter()
-    count = max(len(of_left), len(of_right))
-    empty = [([], 0)] * count
-    watermark = -(2**62)
-    for left, right in zip([*of_left, *empty][:count], [*of_right, *empty][:count], strict=True):
+    empty = [([], 0)] * max(len(of_left), len(of_right))
+    sides = [[*side, *empty][: len(empty)] for side in (of_left, of_right)]
+    for changes, _ in (*sides[0], *sides[1]):
+        for change in changes:
+            change.key = None if with_nulls and change.key == "b" else change.key
+    options = {"how": how, "emit": emit, "lower": interval[0], "upper": interval[1]}
+    check_joined(sides, lateness=lateness, nulls_equal=nulls_equal, **options)
+
+
+@pytest.mark.parametrize(("how", "emit"), KINDS)
+@pytest.mark.timeout(3600)  # of ten thousand
+@of_many_histories
+def test_after_each_batch_the_changes_of_many_histories_sum_up_to_their_join(how, emit, dice):
+    watermarks = drawn_watermarks(dice)
+    sides = [histories_together(dice, watermarks) for _ in range(2)]
+    nulls = {f"{number}b" for number in range(dice.choice([0, 8]))}  # each pairs with all, if equal
+    for changes, _ in (*sides[0], *sides[1]):
+        for change in changes:
+            change.key = None if change.key in nulls else change.key
+    lower = dice.randint(-8, 8)
+    interval = {"lower": lower, "upper": lower + dice.randint(0, 12)}
+    options = {"lateness": dice.choice(LATENESSES), "nulls_equal": dice.random() < 0.5, **interval}
+    check_joined(sides, how=how, emit=emit, **options)
+
+
+def check_joined(both, **options):
+    """Run batches of changes of the left and the right, and compare with the model after each."""
+    joined, there, watermark = Joined(kernel_of(**options)), (Counter(), Counter()), -(2**62)
+    for left, right in zip(*both, strict=True):
         sides = left[0], right[0]
         for number, changes in enumerate(sides):
             for change in changes:
-                change.key = None if with_nulls and change.key == "b" else change.key
-                if change.time + lateness[number] >= watermark:
+                if change.time + options["lateness"][number] >= watermark:
                     there[number][change.time, change.key, change.n] += change.diff
         watermark = max(watermark, left[1], right[1])
         found = joined.batch(sides, watermark)
+        assert all(n >= 0 for side in there for n in side.values())  # what is late stays late
         rows = [Counter({row: n for row, n in side.items() if n > 0}) for side in there]
-        if any(n < 0 for side in there for n in side.values()):
-            return  # the row came too late, and what takes it back did not: no operator gives that
-        assert found == model(rows, watermark, nulls_equal=nulls_equal, **options)
+        assert found == model(rows, watermark, **options)
 
 
 # ── behind windows ──────────────────────────────────────────────────────────────────────────

@@ -9,7 +9,7 @@ from pattern_run import END, SECOND, NothingToDeclareError, as_table, kernel_of,
 import millstream as ms
 from millstream.kernels import jit
 from millstream.kernels.operator import BatchContext
-from millstream.kernels.patterns import matcher, programs
+from millstream.kernels.patterns import compiled, matcher, programs
 from millstream.kernels.patterns.nfa import PatternStep, build_nfa
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.sorted_runs import MemoryRunStore
@@ -69,15 +69,17 @@ def test_without_a_folder_to_keep_it_in_it_is_compiled_by_each_process(monkeypat
 
     class Numba:
         @staticmethod
-        def njit(function=None, *, cache=False):
-            if cache:
-                return Numba.without_folder
-            made.append(function)
-            return function
+        def njit(*, cache=False):
+            return Numba.without_folder if cache else Numba.for_this_process
 
         @staticmethod
         def without_folder(function):
             raise RuntimeError(f"cannot cache function {function}: no locator available")
+
+        @staticmethod
+        def for_this_process(function):
+            made.append(function)
+            return function
 
         @staticmethod
         def register_jitable(function):
@@ -85,3 +87,27 @@ def test_without_a_folder_to_keep_it_in_it_is_compiled_by_each_process(monkeypat
 
     monkeypatch.setattr(jit, "import_module", lambda _: Numba)
     assert jit._compiled.__wrapped__(matcher.match_keys, (programs, matcher)) is made[0]
+
+
+def test_a_process_that_has_matched_for_seconds_in_python_goes_on_compiled(monkeypatch):
+    compiled_calls = []
+
+    def compile_(function, *_):
+        def called(*given):
+            compiled_calls.append(function)
+            return function(*given)
+
+        return called
+
+    kernel = kernel_of(ms.sequence("a", is_("a")).followed_by("b", is_("b")).within("1 hour"))
+    rows = {"x": [row(at, "a") for at in range(5)]}
+    monkeypatch.setattr(jit, "is_available", lambda: True)
+    monkeypatch.setattr(jit, "compiled", compile_)
+    monkeypatch.setattr(compiled._Spent, "cpu_s", 0.0)
+    run(kernel, rows, 1, random.Random(1))
+    assert not compiled_calls
+    spent = compiled._Spent.cpu_s
+    assert spent > 0
+    monkeypatch.setattr(compiled, "PYTHON_CPU_S_MAX", spent)
+    run(kernel, rows, 1, random.Random(1))
+    assert set(compiled_calls) == {matcher.match_keys}

@@ -5,6 +5,7 @@ and ``MatchRecognizeITCase.scala``. Rows have the numbers 1, 2, …, as seconds;
 """
 
 import random
+from dataclasses import replace
 
 import polars as pl
 import pytest
@@ -272,6 +273,9 @@ def test_where_the_next_match_begins(skip, more):
     assert falling_and_rising(skip) == FIRST_MATCH + more
 
 
+TO_D = {"B": FALLS, "C": RISES, "D": pl.lit(value=False)}
+
+
 def falling_and_rising(skip):
     return found(
         "A B+ C+ D?",
@@ -279,15 +283,29 @@ def falling_and_rising(skip):
         TRIO,
         subset={"U": ["C", "D"]},
         after_match=skip,
-        define={"B": FALLS, "C": RISES, "D": pl.lit(value=False)},
+        define=TO_D,
     )
 
 
 def test_what_cannot_be_skipped_to_is_an_error():
     with pytest.raises(ConfigError, match="first row of each match"):
         falling_and_rising("to A")
-    with pytest.raises(UserCodeError, match="has no row of 'D'"):
-        falling_and_rising("to D")
+    assert falling_and_rising("to D") == []
+
+
+def test_a_match_that_cannot_be_skipped_is_a_dead_letter():
+    kernel = kernel_of(
+        ms.row_pattern("A B+ C+ D?", after_match="to D", within="1 hour", define=TO_D), TRIO
+    )
+    failed = []
+    values = [90, 80, 70, 80, 70, 80]
+    rows = {"x": [{"at": at, "v": "a", "n": n} for at, n in enumerate(values)]}
+    assert run(kernel, rows, 1, random.Random(1), failed=failed) == []
+    seconds = [(one["match_start"].second, one["match_end"].second) for one in failed]
+    assert seconds == [(0, 3)]
+    stops = replace(kernel, code=replace(kernel.code, on_error="stop"))
+    with pytest.raises(UserCodeError, match=r"of the key k='x', has no row of 'D'.*in 4 rows"):
+        run(stops, rows, 1, random.Random(1))
 
 
 def test_rows_without_a_match():

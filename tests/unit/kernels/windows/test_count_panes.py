@@ -40,9 +40,10 @@ def stream_of(app):
     )
 
 
-def declared(count, slide, mode, *, aggregates=None, **emit):
+def declared(count, slide, mode, *, timeout=None, aggregates=None, **emit):
     app = ms.App("counts", log="unused", buckets=2)
-    window = ms.count_window(count, slide=slide, unbounded=True)
+    until = None if timeout is None else timedelta(seconds=timeout)
+    window = ms.count_window(count, slide=slide, timeout=until, unbounded=True)
     windowed = stream_of(app).window(window, by="key", name="windows").emit(mode, **emit)
     made = aggregates or {"rows": ms.count(), "total": ms.sum("n")}
     windowed.agg(**made).view("out", key=["key", "window_number"])
@@ -66,17 +67,24 @@ def told(table):
 class Window:
     """A window as the rule tells it: its events, and the events at each firing."""
 
-    def __init__(self, count, early):
-        self.count, self.early = count, early
+    def __init__(self, count, early, expires=None):
+        self.count, self.early, self.expires = count, early, expires
         self.events, self.new, self.firings, self.due = [], 0, [], None
+        self.over = False
 
-    def fire(self, kind, watermark=NEVER):
-        self.firings.append((kind, len(self.events), self.new, watermark))
+    def fire(self, kind, watermark=NEVER, expired=NEVER):
+        self.firings.append((kind, len(self.events), self.new, watermark, expired))
         self.new, self.due = 0, None
+        self.over |= kind == "on_time"
 
     def tick(self, clock, watermark):
         if self.due is not None and clock >= self.due:
             self.fire("early", watermark)
+
+    def reach(self, watermark):
+        """Time it out."""
+        if self.expires is not None and not self.over and watermark >= self.expires:
+            self.fire("on_time", expired=self.expires)
 
     def take(self, entry, clock):
         self.events.append(entry)
@@ -89,7 +97,18 @@ class Window:
             self.due = clock + self.early
 
 
-def model(rows, *, partitions, count, slide, early):
+def until_timeouts(windows, row, reached, *, count, early, timeout):
+    """Return the window that takes an event: the last one of its key, or the next."""
+    mine = [window for (key, _), window in windows.items() if key == row.key]
+    if mine:
+        mine[-1].reach(reached)
+    if not mine or mine[-1].over:
+        mine.append(Window(count, early, seconds(row.at) + timeout))
+        windows[row.key, len(mine) - 1] = mine[-1]
+    return mine[-1]
+
+
+def model(rows, *, partitions, count, slide, early, timeout=None):
     seen, windows, places = defaultdict(lambda: NEVER), {}, Counter()
     clock = 0.0
     for row in rows:
@@ -102,11 +121,18 @@ def model(rows, *, partitions, count, slide, early):
         at, partition = seconds(row.at), partition_of(row.key.encode(), partitions)
         place = places[row.key]
         places[row.key] += 1
-        for number in range(place // slide + 1):
+        if timeout is not None:
+            window = until_timeouts(
+                windows, row, seen[partition], count=count, early=early, timeout=timeout
+            )
+            window.take((at, row.n, max(at, seen[partition])), clock)
+        for number in range(place // slide + 1 if timeout is None else 0):
             if number * slide <= place < number * slide + count:
                 window = windows.setdefault((row.key, number), Window(count, early))
                 window.take((at, row.n, max(at, seen[partition])), clock)
         seen[partition] = max(seen[partition], at)
+        for window in windows.values():
+            window.reach(min(seen[partition] for partition in range(partitions)))
     return windows
 
 
@@ -114,11 +140,13 @@ def expected_rows(windows, mode, *, suppress, panes):
     expected = {}
     for key, window in windows.items():
         rows, before, index, values_before = [], None, 0, None
-        for kind, upto, new, watermark in window.firings:
+        for kind, upto, new, watermark, expired in window.firings:
             events = window.events[:upto]
             counted = events[upto - new :] if mode == "discard" else events
             values = (len(counted), sum(n for _, n, _ in counted))
-            known = max(k for _, _, k in events)
+            known = max(expired, *(k for _, _, k in events))
+            if suppress and mode == "discard" and not new:
+                continue
             if mode == "discard":  # a part that stays is in time for windows behind
                 known = max(known, watermark)
             span = (events[0][0], max(at for at, _, _ in events), known)
@@ -171,6 +199,41 @@ def test_panes_are_the_models_event_by_event(
     assert line["read"] == line["held"] == sum(not isinstance(r, float) for r in rows)
 
 
+@settings(deadline=None, max_examples=some(40))
+@given(
+    drawn=st.lists(
+        st.tuples(st.integers(-30, 70), st.sampled_from("abc"), st.integers(-1, 3))
+        | st.sampled_from([3.0, 10.0]),
+        max_size=40,
+    ),
+    mode=st.sampled_from(["update", "discard", "retract"]),
+    early=st.sampled_from([None, 1, 2, 3, 5.0, 12.0]),
+    count=st.integers(1, 6),
+    timeout=st.sampled_from([1, 7, 20, 60]),
+    suppress=st.booleans(),
+    partitions=st.sampled_from([1, 4, 7]),
+    batches=st.integers(1, 6),
+    seed=st.integers(0, 99),
+)
+def test_panes_of_windows_that_may_be_timed_out_are_the_models_event_by_event(
+    rows_given, drawn, mode, early, count, timeout, suppress, partitions, batches, seed
+):
+    rows = [d if isinstance(d, float) else event(*d) for d in drawn]
+    windows = model(
+        rows, partitions=partitions, count=count, slide=count, early=early, timeout=timeout
+    )
+    trigger = timedelta(seconds=early) if isinstance(early, float) else early
+    app = declared(
+        count, count, mode, timeout=timeout, suppress_unchanged=suppress, panes=True,
+        early=ms.after_count(trigger) if isinstance(trigger, int) else trigger,
+    )  # fmt: skip
+    ticked = [testing.Tick(timedelta(seconds=r)) if isinstance(r, float) else r for r in rows]
+    out = rows_given(app, {"events": ticked}, batches=batches, partitions=partitions, seed=seed)
+    assert told(out.rows["out"]) == expected_rows(windows, mode, suppress=suppress, panes=True)
+    line = out.books.get("windows", Counter())
+    assert line["read"] == line["held"] == sum(not isinstance(r, float) for r in rows)
+
+
 @settings(deadline=None, max_examples=some(10))
 @given(
     drawn=st.lists(st.tuples(st.integers(0, 50), st.sampled_from("abc")), max_size=40),
@@ -199,10 +262,17 @@ def test_panes_by_batch_add_up_to_what_the_windows_have(
     assert dict(found) == dict(sums)
 
 
+REPLAYED = {
+    "sliding": ms.count_window(4, slide=2, unbounded=True),
+    "with a timeout": ms.count_window(4, timeout="9 seconds", unbounded=True),
+}
+
+
+@pytest.mark.parametrize("window", REPLAYED.values(), ids=REPLAYED)
 @pytest.mark.parametrize("mode", ["update", "retract", "discard"])
-def test_views_are_the_same_under_all_batchings_and_crashes(mode):
+def test_views_are_the_same_under_all_batchings_and_crashes(mode, window):
     app = ms.App("replayed", log="unused", buckets=2)
-    windowed = stream_of(app).window(ms.count_window(4, slide=2, unbounded=True), by="key")
+    windowed = stream_of(app).window(window, by="key")
     windowed = windowed.emit(mode, early=ms.after_count(2), panes=mode == "discard")
     windowed.agg(
         total=ms.sum("n"), first=ms.first("n"), values=ms.list("n"), different=ms.distinct("n")

@@ -170,8 +170,6 @@ def test_what_cannot_be_a_count_window_is_refused():
         ms.count_window(4, slide=5, unbounded=True)
     with refused("a slide and a timeout"):
         ms.count_window(4, slide=2, timeout="1 hour", unbounded=True)
-    with refused("has a timeout, and emits"):
-        app_with(ms.count_window(4, unbounded=True, timeout="1 hour"), "update", panes=True)
     with refused("has no late rows"):
         app_with(ms.count_window(4, unbounded=True), "update", late="each")
     app = ms.App("late", log="unused")

@@ -181,6 +181,50 @@ def test_a_window_has_the_one_pane_of_the_model(
     assert line["read"] == sum(books[name] for name in ("held", "late", "filtered"))
 
 
+def timed_out_model(rows, *, partitions, count, timeout, firing):
+    """Count windows that are timed out: one of a key at a time, which has fired or not."""
+    seen, windows, numbers, books = defaultdict(lambda: NEVER), {}, Counter(), Counter()
+    opened, clock = {}, 0.0
+
+    def reach(key, watermark):
+        if key in opened and watermark >= opened[key][0]:
+            window = windows[numbers[key], key]
+            window.fired = window.fired or "on_time"
+            window.ended = True
+            del opened[key]
+            numbers[key] += 1
+
+    for row in rows:
+        if isinstance(row, float):
+            clock += row
+            for window in windows.values():
+                window.tick(clock)
+            continue
+        at, key, partition = seconds(row.at), row.key, partition_of(row.key.encode(), partitions)
+        reach(key, seen[partition])
+        if key not in opened:
+            opened[key] = at + timeout, 0
+            windows[numbers[key], key] = OnePane(None, firing)
+        due, came = opened[key]
+        opened[key] = due, came + 1
+        window = windows[numbers[key], key]
+        full = came + 1 == count
+        if full and not window.fired:
+            window.events.append(row.n)
+            window.fired, taken = "on_time", True
+        else:
+            taken = window.take(row.n, clock)
+        if full:
+            del opened[key]
+            numbers[key] += 1
+        books["windows_closed"] += not taken
+        books["held" if taken else "filtered"] += 1
+        seen[partition] = max(seen[partition], at)
+        for other in list(opened):
+            reach(other, min(seen[number] for number in range(partitions)))
+    return windows, books
+
+
 def count_model(rows, *, count, slide, firing):
     windows, books, places, clock = {}, Counter(), Counter(), 0.0
     for row in rows:
@@ -217,6 +261,7 @@ def count_model(rows, *, count, slide, firing):
     firing=st.sampled_from([1, 2, 3, 5, 5.0, 12.0]),
     count=st.integers(1, 6),
     slide=st.integers(1, 6),
+    timeout=st.sampled_from([None, 1, 7, 20, 60]),
     suppress=st.booleans(),
     panes=st.booleans(),
     partitions=st.sampled_from([1, 4, 7]),
@@ -224,13 +269,19 @@ def count_model(rows, *, count, slide, firing):
     seed=st.integers(0, 99),
 )
 def test_a_count_window_has_the_one_pane_of_the_model(
-    rows_given, drawn, mode, firing, count, slide, suppress, panes, partitions, batches, seed
-):
-    slide = min(count, slide)
+    rows_given, drawn, mode, firing, count, slide, timeout, suppress, panes, partitions, batches, seed
+):  # fmt: skip
     rows = [d if isinstance(d, float) else event(*d) for d in drawn]
-    windows, books = count_model(rows, count=count, slide=slide, firing=firing)
+    if timeout is None:
+        slide, until = min(count, slide), None
+        windows, books = count_model(rows, count=count, slide=slide, firing=firing)
+    else:
+        slide, until = count, timedelta(seconds=timeout)
+        windows, books = timed_out_model(
+            rows, partitions=partitions, count=count, timeout=timeout, firing=firing
+        )
     trigger = ms.after_count(firing) if isinstance(firing, int) else timedelta(seconds=firing)
-    window = ms.count_window(count, slide=slide, unbounded=True)
+    window = ms.count_window(count, slide=slide, timeout=until, unbounded=True)
     app = declared(window, ms.once(trigger), mode=mode, suppress_unchanged=suppress, panes=panes)
     given_rows = [testing.Tick(timedelta(seconds=r)) if isinstance(r, float) else r for r in rows]
     out = rows_given(app, {"events": given_rows}, batches=batches, partitions=partitions, seed=seed)
@@ -320,6 +371,7 @@ WINDOWS = {
     "hopping": ms.hopping("10 seconds", "5 seconds"),
     "session": ms.session("2 seconds"),
     "count": ms.count_window(7, slide=3, unbounded=True),
+    "count with timeout": ms.count_window(7, timeout="12 seconds", unbounded=True),
 }
 
 
@@ -356,10 +408,6 @@ def test_what_cannot_fire_once_is_refused():
         declared(ms.tumbling("10 seconds"), ms.once("each"), policy="correct", lateness=5)
     with refused("a final row comes once"):
         declared(ms.tumbling("10 seconds"), ms.once("each"), mode="final")
-    with refused("early=None"):
-        declared(ms.sliding("10 seconds"), ms.once("each"))
-    with refused("leave the timeout out"):
-        declared(ms.count_window(3, unbounded=True, timeout="1 hour"), ms.once("each"))
     app = ms.App("changes", log="unused")
     stream = app.topic("events", Event, key="key").stream(time="at")
     above = stream.window(ms.tumbling("1 second"), by="key").emit("retract").agg(n=ms.sum("n"))

@@ -60,6 +60,7 @@ def facts(known):
         "failure": failure if known.failed and known.alive is None else None,
         "brokers": "kafka://b:9092" if known.brokers else None,
         "unread": known.waiting,
+        "unread_since": None if known.oldest_s is None else moment(known.oldest_s).isoformat(),
         "partitions": partitions,
     }
     records = [record(number, one) for number, one in enumerate(known.batches)]
@@ -97,7 +98,9 @@ def jobs(draw):
     later_s = draw(SECONDS | st.integers(280, 620).map(Fraction))
     held = draw(st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=2))
     flags = [draw(st.booleans()) for _ in range(3)]
-    return Known(batches, partitions, at_s + later_s, alive, *flags, held)
+    ago_s = draw(st.none() | SECONDS | st.sampled_from([-1, 300, 301, 540, 600, 601]).map(Fraction))
+    oldest_s = None if ago_s is None else at_s + later_s - ago_s
+    return Known(batches, partitions, at_s + later_s, alive, *flags, oldest_s, held)
 
 
 @given(jobs())
@@ -147,6 +150,14 @@ def stopped_for_an_hour():
     return job.live(5)
 
 
+def idle_until_now():
+    job = Living().live(60)
+    job.arriving, job.unread = 0, 0
+    job.live(3600, working=False)
+    job.unread = 900
+    return job.known(oldest_s=Fraction(job.now_s))
+
+
 @pytest.mark.parametrize(
     ("known", "expected"),
     [
@@ -154,6 +165,7 @@ def stopped_for_an_hour():
         (Living().live(60).live(120, working=False).known(alive=False), {"stopped"}),
         (Living().live(60).live(9, working=False).known(alive=False, failed=True), {"failed"}),
         (Living().live(60).live(300, working=False).known(), {"stalled", "backlog"}),
+        (idle_until_now(), {"backlog"}),
         (
             Living(arriving=500).live(60).known(shares=(1, 1, 1)),
             {"overload", "slow-batches"},
@@ -178,6 +190,7 @@ def stopped_for_an_hour():
         "stopped",
         "failed",
         "hangs",
+        "was idle, and its first record has only just come",
         "too much arrives",
         "batches that may read little",
         "was down",

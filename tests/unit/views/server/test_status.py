@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from millstream.errors import ConfigError
 from millstream.views.runs.control_files import hold_run_lock
 from millstream.views.runs.failure import record_failure
+from millstream.views.server import status as app_status
 
 TOPIC = "ad-events"
 WINDOWS = "tumbling(1 minute) by ad_id"
@@ -55,6 +58,19 @@ def test_an_app_runs_while_its_process_says_so(ads, server):
         assert status["running"]
         assert status["runs"][0]["run"] == 3
     assert not server.json("/apps/ads/status")["running"]
+
+
+def test_since_when_records_wait_is_read_where_no_batch_has_come_for_a_minute(
+    ads, server, monkeypatch
+):
+    before = datetime.now(UTC) - timedelta(seconds=1)
+    ads.commit((0, 7, 10, 1, "1.50"), unread=5)
+    with hold_run_lock(ads.log / "apps" / "ads", 3):
+        assert server.json("/apps/ads/status")["unread_since"] is None
+        monkeypatch.setattr(app_status, "_QUIET", timedelta(0))
+        found = datetime.fromisoformat(server.json("/apps/ads/status")["unread_since"])
+        assert before <= found <= datetime.now(UTC)
+    assert server.json("/apps/ads/status")["unread_since"] is None  # it does not run
 
 
 def test_a_crashed_app_is_told_with_reason_time_and_the_way_on(ads, server):

@@ -26,6 +26,16 @@ NUMBERS = {"n": pl.Int64(), "k": pl.String()}
 KEYS = ["x=y/..", "", None, "ä%", ".", "a b"]
 
 
+@pytest.fixture(
+    params=[
+        "s3",
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("google", "azure", "hdfs")),
+    ]
+)
+def any_url(request):
+    return request.getfixturevalue(f"{request.param}_url")
+
+
 class DiedError(BaseException):
     """The process died."""
 
@@ -77,18 +87,18 @@ def data(url):
     return {name for name in objects(url) if not name.startswith("_manifests/")}
 
 
-def test_rows_come_back_by_partition_once_and_what_is_not_asked_for_is_left_out(s3_url):
-    job = Job(s3_url, partition_by=("k",))
-    assert held(s3_url) == []
+def test_rows_come_back_by_partition_once_and_what_is_not_asked_for_is_left_out(any_url):
+    job = Job(any_url, partition_by=("k",))
+    assert held(any_url) == []
     frame = numbers(*range(20))
     assert job.commit(frame)
     job.batch_id = 0
     assert not job.commit(frame)
-    opened = ms.dataset(s3_url)
+    opened = ms.dataset(any_url)
     assert opened.batch_id == 0
     assert set(opened.scan().collect().rows()) == set(frame.rows())
     assert len(opened.files) == len(KEYS)
-    assert all(str(file).startswith(f"{s3_url}/k=") for file in opened.files)
+    assert all(str(file).startswith(f"{any_url}/k=") for file in opened.files)
     few = opened.scan().filter(pl.col("n") > 15).select("k")
     assert sorted(few.collect().rows(), key=repr) == sorted(
         frame.filter(pl.col("n") > 15).select("k").rows(), key=repr
@@ -96,7 +106,7 @@ def test_rows_come_back_by_partition_once_and_what_is_not_asked_for_is_left_out(
     assert opened.scan().head(7).collect().height == 7
     assert opened.scan().select(pl.len()).collect().item() == 20
     with pytest.raises(ConfigError, match="another partition_by"):
-        Job(s3_url)
+        Job(any_url)
 
 
 QUERIES = {
@@ -118,23 +128,23 @@ def test_a_query_of_a_scan_gives_what_it_gives_of_the_rows(s3_url, query):
     assert query(scanned).collect().equals(query(scanned.collect().lazy()).collect())
 
 
-def test_retractions_and_small_files_that_are_merged(s3_url):
+def test_retractions_and_small_files_that_are_merged(any_url):
     now = [0]
-    job = Job(s3_url, clock_ms=lambda: now[0])
+    job = Job(any_url, clock_ms=lambda: now[0])
     for number in range(7):
         job.commit(numbers(number))
     signed = numbers(7, 8).with_columns(pl.Series(DIFF, [1, -1], pl.Int8()))
     job.commit(signed)
-    rows = ms.dataset(s3_url).scan().collect()
+    rows = ms.dataset(any_url).scan().collect()
     assert sorted(rows.select("n", "_diff").rows()) == [*((n, 1) for n in range(8)), (8, -1)]
-    assert len(ms.dataset(s3_url).files) == 1
-    assert len(data(s3_url)) == 9  # what was merged is still there for readers
+    assert len(ms.dataset(any_url).files) == 1
+    assert len(data(any_url)) == 9  # what was merged is still there for readers
     now[0] = 11 * 60_000
     job.commit(numbers(9))
-    assert len(data(s3_url)) == 2
+    assert len(data(any_url)) == 2
     for number in range(30):
         job.commit(numbers(number))
-    assert len(objects(s3_url) - data(s3_url)) <= 1 + 8  # manifests
+    assert len(objects(any_url) - data(any_url)) <= 1 + 8  # manifests
 
 
 def dying_at(number, monkeypatch):
@@ -157,9 +167,9 @@ def dying_at(number, monkeypatch):
         monkeypatch.setattr(ObjectClient, name, dying)
 
 
-def test_a_death_at_any_request_leaves_each_batch_whole_or_absent(s3_url, monkeypatch):
+def test_a_death_at_any_request_leaves_each_batch_whole_or_absent(any_url, monkeypatch):
     for number in steps_to_die_at():
-        url = f"{s3_url}/{number}"
+        url = f"{any_url}/{number}"
         first = Job(url, run=1)
         for batch in range(7):
             first.commit(numbers(batch))
@@ -196,62 +206,62 @@ def test_requests_that_fail_now_and_then_change_nothing(s3, s3_url, kind):
 
 
 @pytest.mark.parametrize("batches", [0, 1, 20])
-def test_an_old_run_that_wakes_up_is_refused_and_leaves_nothing_for_good(s3_url, batches):
-    old = Job(s3_url, run=1)
+def test_an_old_run_that_wakes_up_is_refused_and_leaves_nothing_for_good(any_url, batches):
+    old = Job(any_url, run=1)
     old.commit(numbers(1))
     held_back = old.stage(numbers(5))  # with its manifest's number, which is removed after a while
-    new = Job(s3_url, run=2)
+    new = Job(any_url, run=2)
     for number in range(batches):
         new.commit(numbers(10 + number))
     with pytest.raises(FencedError, match="was replaced"):
         old.sink.commit(old.fence, held_back)
-    stale = UrlPlace(s3_url)
+    stale = UrlPlace(any_url)
     manifest = stale.read()
     stale._number = 2  # it had read that one before it fell asleep, and puts the next only now
     with pytest.raises(ManifestReplacedError):
         stale.write(manifest)
     wanted = [1, *(10 + number for number in range(batches))]
-    assert held(s3_url) == wanted
+    assert held(any_url) == wanted
     new.commit(numbers(99))
-    assert held(s3_url) == [*wanted, 99]
-    assert len(objects(s3_url) - data(s3_url)) <= 1 + 8
-    Job(s3_url, run=3)
-    assert data(s3_url) == named(s3_url)
+    assert held(any_url) == [*wanted, 99]
+    assert len(objects(any_url) - data(any_url)) <= 1 + 8
+    Job(any_url, run=3)
+    assert data(any_url) == named(any_url)
 
 
-def test_an_old_run_removes_nothing_that_a_newer_one_has_staged(s3_url):
-    old = Job(s3_url, run=1)
+def test_an_old_run_removes_nothing_that_a_newer_one_has_staged(any_url):
+    old = Job(any_url, run=1)
     left = old.stage(numbers(1))
-    new = Job(s3_url, run=3)
+    new = Job(any_url, run=3)
     staged = new.stage(numbers(2))
-    manifest = UrlPlace(s3_url).read()
+    manifest = UrlPlace(any_url).read()
     old.sink._remove_leftovers(
         manifest, replace(manifest.fence, run=2)
     )  # it had begun, and listed only now
     assert new.sink.commit(new.fence, staged)
-    assert held(s3_url) == [2]
-    assert left.staged["out"].parts[0].files[0].path not in objects(s3_url)
+    assert held(any_url) == [2]
+    assert left.staged["out"].parts[0].files[0].path not in objects(any_url)
 
 
-def test_a_dataset_that_was_deleted_can_begin_again_and_an_old_run_cannot_bring_it_back(s3_url):
-    old = Job(s3_url, run=4)
+def test_a_dataset_that_was_deleted_can_begin_again_and_an_old_run_cannot_bring_it_back(any_url):
+    old = Job(any_url, run=4)
     for number in range(3):
         old.commit(numbers(number))
     identity = old.sink.identity
-    assert len(dataset_files(s3_url, identity)) == 3
-    delete_dataset(s3_url, "dataset:another")
-    delete_dataset(s3_url, identity)
-    delete_dataset(s3_url, identity)
-    assert len(objects(s3_url)) == 1
-    with pytest.raises(ConfigError, match="There is no dataset in s3://"):
-        ms.dataset(s3_url)
+    assert len(dataset_files(any_url, identity)) == 3
+    delete_dataset(any_url, "dataset:another")
+    delete_dataset(any_url, identity)
+    delete_dataset(any_url, identity)
+    assert len(objects(any_url)) == 1
+    with pytest.raises(ConfigError, match=f"There is no dataset in {any_url}"):
+        ms.dataset(any_url)
     with pytest.raises(FencedError, match="was deleted while a run was writing"):
         old.commit(numbers(4))
-    again = Job(s3_url, run=1, checkpoint="two")
+    again = Job(any_url, run=1, checkpoint="two")
     again.commit(numbers(7))
     with pytest.raises(FencedError, match="was replaced"):
         old.commit(numbers(4))
-    assert held(s3_url) == [7]
+    assert held(any_url) == [7]
 
 
 def test_what_tasks_put_after_their_dataset_was_deleted_is_removed_by_runs_of_the_next(s3_url):

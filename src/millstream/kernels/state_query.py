@@ -1,0 +1,230 @@
+"""Questions to the state of a job between two batches: of named steps, the rows of keys.
+
+The manifests of one commit name all runs of state as of one position of the log. So whoever has them, and can read
+the runs, answers for that position, whatever the job does meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeGuard
+
+import polars as pl
+
+from millstream.choices import did_you_mean
+from millstream.errors import ConfigError
+from millstream.kernels.frames import HASH, visible
+from millstream.kernels.plan import ConsumerEdge, JobPlan, OperatorPlan, PlanEdge, StepEdge
+from millstream.kernels.queryable import KeyColumns, QueryableOperator, QueryKeys
+from millstream.kernels.state.keyhash import buckets_of, hash_columns
+from millstream.kernels.state.operator_state import OperatorState
+from millstream.kernels.state.sorted_runs import Run, RunStore
+from millstream.kernels.steps import Step
+
+Bucket = tuple[int, int]
+"""A stage and a bucket of it."""
+
+OpenRuns = Callable[[Bucket, str], RunStore]
+"""Gives the runs of an operator in a bucket, by its key in the manifest."""
+
+
+@dataclass(frozen=True)
+class QueryTarget:
+    """What a name stands for: a stateful step, and what its rows go through on the way to a view of that name.
+
+    ``columns`` are those of the view; None: all.
+    """
+
+    name: str
+    stage: int
+    operator: OperatorPlan
+    kernel: QueryableOperator
+    steps: tuple[Step, ...] = ()
+    columns: tuple[str, ...] | None = None
+
+    @property
+    def key(self) -> KeyColumns:
+        """The columns by which rows are asked for."""
+        key = self.kernel.query_key
+        assert key is not None, "targets are steps that can be asked"
+        return key
+
+    @property
+    def kind(self) -> str:
+        """What has the name: "step" or "view"."""
+        return "step" if self.columns is None else "view"
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.key)
+
+    def shown(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Return rows of the step as they are asked for under the name."""
+        for step in self.steps:
+            rows = step.apply(rows).table
+        return rows[visible(rows.columns) if self.columns is None else list(self.columns)]
+
+
+@dataclass(frozen=True)
+class QueryTargets:
+    """All that can be asked in a plan, by name: steps by theirs, and views by theirs where one step gives their rows."""
+
+    plan: JobPlan
+
+    @cached_property
+    def by_name(self) -> Mapping[str, QueryTarget]:
+        found: dict[str, QueryTarget] = {}
+        several: set[str] = set()
+        views = {sink.port: sink.name for sink in self.plan.sinks}
+        for stage, operators in enumerate(self.plan.stages):
+            for operator in operators.operators:
+                kernel = operator.kernel
+                for steps, edge in _paths(operator.edges):
+                    view = views.get(edge.port)
+                    if view is None:
+                        continue
+                    several |= {view} & found.keys()
+                    if _is_queryable(kernel) and kernel.queried_as_emitted:
+                        found[view] = QueryTarget(
+                            view, stage, operator, kernel, steps, edge.columns
+                        )
+                    else:
+                        several.add(view)
+        mixed = several | (set(views.values()) & _read_otherwise(self.plan, views))
+        targets = {name: target for name, target in found.items() if name not in mixed}
+        for stage, operators in enumerate(self.plan.stages):
+            for operator in operators.operators:
+                kernel = operator.kernel
+                if _is_queryable(kernel):
+                    targets[kernel.name] = QueryTarget(kernel.name, stage, operator, kernel)
+        return targets
+
+    def find(self, name: str) -> QueryTarget:
+        """Return what a name stands for.
+
+        Raises:
+            ConfigError: nothing that can be asked has the name.
+        """
+        target = self.by_name.get(name)
+        if target is not None:
+            return target
+        known = [*self.by_name]
+        there = name in self.plan.steps or any(sink.name == name for sink in self.plan.sinks)
+        what = (
+            f"{name!r} of {self.plan.app} cannot be asked: it holds no rows by key, or its rows come from several steps."
+            if there
+            else f"{self.plan.app} has no step and no view {name!r}."
+        )
+        listed = ", ".join(map(repr, known)) or "nothing"
+        raise ConfigError(
+            f"{what} What can be asked: {listed}. Choose one of these.{did_you_mean(name, known)}"
+        )
+
+
+def _is_queryable(kernel: object) -> TypeGuard[QueryableOperator]:
+    return isinstance(kernel, QueryableOperator) and kernel.query_key is not None
+
+
+def _paths(edges: Sequence[PlanEdge]) -> Iterator[tuple[tuple[Step, ...], ConsumerEdge]]:
+    """Yield the consumers below an operator, each with the steps on the way."""
+    for edge in edges:
+        if isinstance(edge, StepEdge):
+            for steps, consumer in _paths(edge.downstream):
+                yield (edge.step, *steps), consumer
+        else:
+            yield (), edge
+
+
+def _read_otherwise(plan: JobPlan, views: Mapping[int, str]) -> set[str]:
+    """Return the views that get rows of sources, of native steps, or that came too late for a step."""
+    late = [one.late_edges for stage in plan.stages for one in stage.operators]
+    others = [
+        *(one.edges for one in plan.sources),
+        *(one.edges for one in plan.natives),
+        *(one.edges for one in plan.frames),
+    ]
+    return {
+        views[edge.port]
+        for edges in (*late, *others)
+        for _, edge in _paths(edges)
+        if edge.port in views
+    }
+
+
+@dataclass(frozen=True)
+class StateQuery:
+    """Reads the state of one commit. ``manifests`` are those of the buckets that are read, or of all."""
+
+    targets: QueryTargets
+    manifests: Mapping[Bucket, bytes]
+    open_runs: OpenRuns
+
+    def rows(self, target: QueryTarget, keys: pl.DataFrame | None) -> pl.DataFrame:
+        """Return the rows of some keys (a row each, in the columns of the target's key), or of all.
+
+        Rows that are held in one bucket come together, in an order that depends on the state alone.
+        """
+        if keys is None or not target.key:
+            buckets = self.targets.plan.buckets.numbers
+            parts = [self._current(target, (target.stage, bucket), None) for bucket in buckets]
+        else:
+            divided = divide_keys(self.targets.plan, target, keys)
+            parts = [self._current(target, bucket, some) for bucket, some in divided.items()]
+        rows = (
+            pl.concat(parts)
+            if parts
+            else self._current(target, (target.stage, 0), _no_keys(target))
+        )
+        return target.shown(rows)
+
+    def runs(self) -> Iterator[tuple[Bucket, str, Run]]:
+        """Yield all runs that the manifests name, with their bucket and the key of their operator."""
+        for bucket, manifest in self.manifests.items():
+            for key, message in json.loads(manifest).items():
+                for entries in message["runs"].values():
+                    for entry in entries:
+                        yield bucket, key, Run.from_message(entry)
+
+    def _current(self, target: QueryTarget, bucket: Bucket, keys: QueryKeys | None) -> pl.DataFrame:
+        message = self._message(target, bucket)
+        state = OperatorState.from_message(message, self.open_runs(bucket, target.operator.key))
+        watermark_us = _NO_STATE if message is None else message["watermark"]
+        rows = target.kernel.current_rows(state, keys, watermark_us)
+        return rows[visible(rows.columns)]
+
+    def _message(self, target: QueryTarget, bucket: Bucket) -> dict[str, Any] | None:
+        manifest = self.manifests.get(bucket)
+        if manifest is None:
+            return None
+        found: dict[str, Any] | None = json.loads(manifest).get(target.operator.key)
+        if found is None or found["seed"] != self.targets.plan.buckets.seed:
+            raise ConfigError(
+                f"The state of {self.targets.plan.app} is not of this program: it has no {target.kernel.name!r} as it is "
+                "declared here. Ask with the program that runs."
+            )
+        return found
+
+
+_NO_STATE = -(2**62)
+
+
+def divide_keys(plan: JobPlan, target: QueryTarget, keys: pl.DataFrame) -> dict[Bucket, QueryKeys]:
+    """Return keys by the bucket that has them, each once and with its hash."""
+    names, seed = target.key_names, plan.buckets.seed
+    keys = keys[list(names)].unique(maintain_order=True)
+    hashes = hash_columns(keys, names, seed)
+    # Where all rows are in one bucket, the step has no columns that choose it.
+    chosen = hashes if target.kernel.by else hash_columns(keys, (), seed)
+    buckets = buckets_of(chosen, plan.buckets.count)
+    hashed = keys.hstack([pl.Series(HASH, hashes)])
+    return {
+        (target.stage, bucket): QueryKeys(hashed.filter(pl.Series(buckets == bucket)))
+        for bucket in sorted({*buckets.tolist()})
+    }
+
+
+def _no_keys(target: QueryTarget) -> QueryKeys:
+    return QueryKeys(pl.DataFrame(schema={**dict(target.key), HASH: pl.UInt64()}))

@@ -1,0 +1,118 @@
+"""The keys of a question: from what a caller gives to the columns that are looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import polars as pl
+
+from millstream.errors import ConfigError
+from millstream.kernels.column_types import view_kind
+from millstream.kernels.state_query import QueryTarget
+from millstream.views.state_store.sqlite_values import parse_value
+
+GivenKeys = pl.DataFrame | pl.Series | Mapping[str, Any] | Sequence[Any]
+"""A frame with the columns of the key; values by column, one or a list each; or a list of keys."""
+
+
+def key_rows(target: QueryTarget, given: GivenKeys) -> pl.DataFrame:
+    """Return keys as a frame with the columns of the target's key, in their types.
+
+    Raises:
+        ConfigError: the columns are not those of the key, or a value cannot be one of its column.
+    """
+    columns = _by_column(target, given)
+    names = target.key_names
+    if {*columns} != {*names}:
+        gives = ", ".join(columns) or "nothing"
+        raise ConfigError(
+            f"{target.name!r} is asked by {', '.join(names) or 'nothing'}, and the question gives {gives}. Give a value "
+            "for each of these columns, and no other."
+        )
+    made = [_typed(target, name, dtype, columns[name]) for name, dtype in target.key]
+    height = max((len(column) for column in made), default=1)
+    if any(len(column) not in (1, height) for column in made):
+        lengths = ", ".join(f"{column.name}: {len(column)}" for column in made)
+        raise ConfigError(
+            f"The keys for {target.name!r} have columns of different lengths ({lengths}). Give each as many values, or one."
+        )
+    return pl.DataFrame([c if len(c) == height else c.new_from_index(0, height) for c in made])
+
+
+def _by_column(target: QueryTarget, given: GivenKeys) -> dict[str, Any]:
+    """Return what is given of each column of a key."""
+    if isinstance(given, pl.DataFrame):
+        return {name: given[name] for name in given.columns}
+    if isinstance(given, Mapping):
+        return dict(given)
+    if not isinstance(given, pl.Series) and any(isinstance(one, Mapping) for one in given):
+        names = dict.fromkeys(name for one in given if isinstance(one, Mapping) for name in one)
+        if not all(isinstance(one, Mapping) and {*one} == {*names} for one in given):
+            raise ConfigError(
+                f"The keys for {target.name!r} do not have the same columns. Give each the columns {', '.join(names)}."
+            )
+        return {name: [one[name] for one in given] for name in names}
+    if isinstance(given, str) or len(target.key) != 1:
+        raise ConfigError(
+            f"{target.name!r} is asked by {', '.join(target.key_names) or 'nothing'}. Give a frame with these columns, or "
+            "a list of keys that name them."
+        )
+    return {target.key[0][0]: given}
+
+
+def _typed(target: QueryTarget, name: str, dtype: pl.DataType, given: Any) -> pl.Series:
+    """Return values as a column of a type."""
+    values = given if isinstance(given, pl.Series) else _listed(given)
+    try:
+        if isinstance(values, pl.Series):
+            column = values.alias(name)
+        else:
+            read = [_read(value, dtype) for value in values]
+            column = pl.Series(name, read, strict=True) if read else pl.Series(name, [], dtype)
+        if column.dtype != dtype:
+            if not _is_castable(column.dtype, dtype):
+                raise TypeError(f"they are of type {column.dtype}")  # noqa: TRY301 - said with the column
+            column = column.cast(dtype, strict=True)
+    except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError, ConfigError) as error:
+        shown = repr(values if len(values) > 1 else values[0])[:200] if len(values) else "nothing"
+        raise ConfigError(
+            f"The column {name!r} of {target.name!r} is of type {dtype}, and the question gives {shown} ({error}). Give a "
+            "value of that type."
+        ) from error
+    return column
+
+
+def _listed(given: Any) -> list[Any]:
+    if isinstance(given, Sequence) and not isinstance(given, str | bytes):
+        return list(given)
+    return [given]
+
+
+def _read(value: Any, dtype: pl.DataType) -> Any:
+    """Return a value as Python has it; a text stands for what JSON and a command line cannot say."""
+    if isinstance(value, str) and not _is_text(dtype):
+        value = parse_value(value, view_kind(dtype))
+    if isinstance(value, datetime) and value.tzinfo is None and isinstance(dtype, pl.Datetime):
+        return value.replace(tzinfo=UTC) if dtype.time_zone else value
+    return value
+
+
+def _is_text(dtype: pl.DataType) -> bool:
+    return dtype == pl.String or isinstance(dtype, pl.Categorical | pl.Enum)
+
+
+def _is_castable(source: pl.DataType, wanted: pl.DataType) -> bool:
+    """Return whether values of a type are values of another, if they are in its range."""
+    if source == pl.Null or (source.is_integer() and wanted.is_numeric()):
+        return True
+    if isinstance(source, pl.Datetime) and isinstance(wanted, pl.Datetime):
+        return (source.time_zone is None) == (wanted.time_zone is None)
+    families = (
+        _is_text(source) and _is_text(wanted),
+        source.is_float() and wanted.is_float(),
+        source.is_decimal() and wanted.is_decimal(),
+        source == pl.Duration and wanted == pl.Duration,
+    )
+    return any(families)

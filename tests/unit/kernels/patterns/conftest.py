@@ -1,0 +1,12 @@
+"""Matchers run in Python here, however long it takes: compiling them takes longer than these tests."""
+
+import math
+
+import pytest
+
+from millstream.kernels.patterns import compiled
+
+
+@pytest.fixture(autouse=True)
+def in_python(monkeypatch):
+    monkeypatch.setattr(compiled, "PYTHON_CPU_S_MAX", math.inf)

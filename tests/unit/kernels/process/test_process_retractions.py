@@ -1,0 +1,178 @@
+"""A function that takes rows back gives what one over the rows that are left would give."""
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import polars as pl
+import pytest
+from example_counts import some
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import millstream as ms
+from millstream import testing
+from millstream.errors import ConfigError
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+END = testing.Watermark("t", at=START + timedelta(days=9))
+TOTAL = {"k": pl.String, "total": pl.Int64, "windows": pl.Int64}
+BAD = 3
+
+
+@dataclass
+class Event:
+    at: datetime
+    k: str
+    n: int
+
+
+class Totals(ms.ProcessFunction):
+    """Adds up the counts of a key's windows, and fails on windows of some count."""
+
+    total = ms.value_state(pl.Int64, default=0)
+    windows = ms.value_state(pl.Int64, default=0)
+
+    def on_row(self, context, row):
+        if row["n"] == BAD:
+            context.state.total = -1000
+            raise ValueError("it is not to be so")
+        self.change(context, row["n"], 1)
+
+    def on_retraction(self, context, row):
+        self.change(context, -row["n"], -1)
+
+    def change(self, context, n, windows):
+        state = context.state
+        if state.windows:
+            self.tell(context, context.retract)
+        state.total += n
+        state.windows += windows
+        if state.windows:
+            self.tell(context, context.emit)
+
+    def tell(self, context, how):
+        state = context.state
+        row = {"k": context.key["k"], "total": state.total, "windows": state.windows}
+        how(row)
+        how({"total": state.total}, to="totals")
+
+
+SIDE = {"totals": {"total": pl.Int64}}
+
+
+def app_of_totals():
+    app = ms.App("p", log="unused", buckets=2)
+    stream = app.topic("t", Event, key="k").stream(
+        time="at", watermark=ms.watermark("0 seconds", idle=None), lateness="1 day"
+    )
+    windows = stream.window(ms.tumbling("10 seconds"), by="k").emit("update", early="each")
+    counts = windows.agg(n=ms.count())
+    made = counts.process(Totals(), by="k", schema=TOTAL, side_outputs=SIDE, order="arrival")
+    totals = made.group_by("k").agg(total=ms.sum("total"), windows=ms.sum("windows"))
+    totals.view("totals", key="k")
+    made.side_output("totals").group_by("total").agg(keys=ms.count()).view("keys", key="total")
+    return app
+
+
+def meant(rows):
+    """Return the total and number of windows of each key, of those whose count is not the bad one."""
+    counts = Counter((row.k, (row.at - START).seconds // 10) for row in rows)
+    found = {}
+    for (key, _), n in counts.items():
+        if n != BAD:
+            total, windows = found.get(key, (0, 0))
+            found[key] = (total + n, windows + 1)
+    return found
+
+
+ROWS = st.lists(st.tuples(st.integers(0, 39), st.sampled_from("xyz")), max_size=25)
+
+
+@settings(max_examples=some(8), deadline=None)
+@given(ROWS, st.integers(1, 6), st.integers(0, 2))
+def test_what_holds_at_the_end_is_that_of_the_rows_that_are_left(drawn, batches, crash):
+    rows = [Event(START + timedelta(seconds=at), key, 1) for at, key in drawn]
+    out = testing.run(app_of_totals(), {"t": [*rows, END]}, batches=batches, crash=crash)
+    totals = meant(rows)
+    found = {row["k"]: (row["total"], row["windows"]) for row in out["totals"].to_dicts()}
+    assert found == totals
+    keys = Counter(total for total, _ in totals.values())
+    assert dict(out["keys"].rows()) == keys
+
+
+def test_a_row_that_failed_is_not_taken_back_and_is_a_dead_letter():
+    rows = [item for _ in range(5) for item in (Event(START, "x", 1), testing.Tick("1 second"))]
+    out = testing.run(app_of_totals(), {"t": [*rows, END]})
+    assert out["totals"].rows() == [("x", 5, 1)]
+    assert out.dead.height == 1
+
+
+class Running(ms.ProcessFunction):
+    """Over events: it takes back what it said before."""
+
+    count = ms.value_state(pl.Int64, default=0)
+
+    def on_row(self, context, row):
+        if context.state.count:
+            context.retract({"k": row["k"], "n": context.state.count})
+        context.state.count += 1
+        context.emit({"k": row["k"], "n": context.state.count})
+
+    def on_retraction(self, context, row):
+        raise AssertionError("events are never taken back")
+
+
+def events():
+    app = ms.App("p", log="unused")
+    return app, app.topic("t", Event, key="k").stream(time="at")
+
+
+def test_over_events_what_was_emitted_may_be_taken_back():
+    app, stream = events()
+    made = stream.process(Running(), by="k", schema={"k": str, "n": int}, order="arrival")
+    made.group_by("n").agg(keys=ms.count()).view("keys", key="n")
+    rows = [Event(START + timedelta(seconds=at), key, 1) for at, key in enumerate("xyxxzy")]
+    out = testing.run(app, {"t": rows}, batches=3, partitions=1, crash=1)
+    assert dict(out["keys"].rows()) == {3: 1, 2: 1, 1: 1}
+
+
+class Plain(ms.ProcessFunction):
+    def on_row(self, context, row):
+        context.retract({"k": row["k"]})
+
+
+def test_a_function_that_does_not_say_so_takes_nothing_back():
+    app, stream = events()
+    stream.process(Plain(), by="k", schema={"k": str}).view("v", key="k")
+    out = testing.run(app, {"t": [Event(START, "x", 1), END]}, partitions=1)
+    assert "the function has no on_retraction" in out.dead["reason"][0]
+    counts = stream.window(ms.tumbling("1 minute"), by="k").emit("update").agg(n=ms.count())
+    with pytest.raises(ConfigError, match="Give it an on_retraction"):
+        counts.process(Plain(), by="k", schema={"k": str})
+    with pytest.raises(ConfigError, match='Say order="arrival"'):
+        counts.process(Totals(), by="k", schema=TOTAL, side_outputs=SIDE)
+
+
+class Wrong(ms.ProcessFunction):
+    """Takes back a row twice."""
+
+    def on_row(self, context, row):
+        context.emit({"k": row["k"]})
+        context.retract({"k": row["k"]})
+        if row["n"] == 2:
+            context.retract({"k": row["k"]})
+
+    def on_retraction(self, context, row):
+        raise AssertionError("events are never taken back")
+
+
+def test_a_call_that_takes_back_what_does_not_hold_fails_and_stops_nothing():
+    app, stream = events()
+    made = stream.process(Wrong(), by="k", schema={"k": str}, order="arrival")
+    made.group_by("k").agg(n=ms.count()).view("v", key="k")
+    rows = [Event(START + timedelta(seconds=at), "x", 1 + at % 2) for at in range(4)]
+    out = testing.run(app, {"t": rows}, batches=2, partitions=1)
+    assert out["v"].rows() == []
+    assert out.dead.height == 2
+    assert "which was not emitted for this key, or was taken back" in out.dead["reason"][0]

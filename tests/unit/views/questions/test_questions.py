@@ -1,0 +1,180 @@
+"""Answers are the rows of keys as of the position that they state: compared with all records up to it."""
+
+import random
+
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.example_counts import some
+from tests.question_model import (
+    ADS,
+    STEPS,
+    USERS,
+    Expected,
+    answered_rows,
+    draw_records,
+    question_app,
+    write_records,
+)
+
+from millstream.engine.local_run import LocalRun
+from millstream.errors import ConfigError, CorruptionError, DeadlineError, UserCodeError
+
+LONG = "5 minutes"  # a machine may be slow
+_VALUES = {"ad": [*ADS, 77], "user": [*USERS, "nobody"]}
+
+
+def check_answers(app, records, partitions, dice):
+    """Ask each step for some keys, and for all, and compare."""
+    everything = app.ask("everything", names=[*STEPS], deadline=LONG)
+    expected = Expected(records, everything.position, partitions)
+    for name, columns in STEPS.items():
+        rows = expected.rows(name)
+        assert answered_rows(name, everything.value[name]) == rows, name
+        keys = [{c: dice.choice(_VALUES[c]) for c in columns} for _ in range(dice.randint(1, 4))]
+        answer = app.ask(name, keys, deadline=LONG)
+        assert answer.position == everything.position
+        of_keys = [row for row in rows if {c: row[c] for c in columns} in keys]
+        assert answered_rows(name, answer.rows) == of_keys, (name, keys)
+
+
+def run_asked(folder, seed, partitions, rows_per_batch, count=150):
+    records = draw_records(seed, count, partitions)
+    write_records(folder, records, partitions)
+    app, dice = question_app(folder), random.Random(seed)
+    checked = []
+
+    def check(progress):
+        if dice.random() < 0.5 or not progress.left:
+            check_answers(app, records, partitions, dice)
+            checked.append(progress.batch_id)
+
+    run = LocalRun(app.plan(), folder, app.folder, app.state_store, rows_per_batch=rows_per_batch)
+    run.run(on_batch=check)
+    assert checked
+    return app, records
+
+
+@pytest.mark.parametrize(
+    "partitions",
+    [pytest.param(1, marks=pytest.mark.long), 4, pytest.param(7, marks=pytest.mark.long)],
+)
+def test_answers_are_those_of_the_stated_position(tmp_path, partitions):
+    run_asked(tmp_path, partitions, partitions, 23)
+
+
+@pytest.mark.long
+@settings(max_examples=some(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    seed=st.integers(0, 2**32),
+    partitions=st.sampled_from([1, 4, 7]),
+    rows_per_batch=st.integers(15, 90),
+)
+def test_answers_are_those_of_the_stated_position_however_batches_are_cut(
+    tmp_path_factory, seed, partitions, rows_per_batch
+):
+    run_asked(tmp_path_factory.mktemp("asked"), seed, partitions, rows_per_batch)
+
+
+# ── what is refused ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    app, records = run_asked(tmp_path_factory.mktemp("refused"), 3, 2, 70)
+    return app, records
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "key", "says"),
+    [
+        ("minuts", None, {"ad": 1}, "Did you mean 'minutes'"),
+        ("minutes", None, {"user": "ann"}, "is asked by ad, and the question gives user"),
+        ("minutes", None, {"ad": "seven"}, "is of type Int64, and the question gives 'seven'"),
+        ("minutes", None, {"ad": 1.5}, "is of type Int64, and the question gives 1.5"),
+        ("visits", None, {"user": 7}, "is of type String, and the question gives 7"),
+        ("minutes", None, {}, "gives no key"),
+        ("minutes", [{"ad": 1}, {"user": 2}], {}, "do not have the same columns"),
+        ("updated", ["ann"], {}, "is asked by ad, user"),
+        ("updated", None, {"ad": [1, 2, 3], "user": ["ann", "bob"]}, "different lengths"),
+        ("minutes", [1], {"ad": 1}, "keys twice"),
+        ("everything", None, {"nams": []}, "takes the arguments names, and got nams"),
+        ("counted", None, {"user": "ann"}, "'counter'"),
+    ],
+)
+def test_a_question_that_does_not_fit_is_refused_with_what_is_allowed(asked, name, keys, key, says):
+    app, _ = asked
+    with pytest.raises(ConfigError) as refused:
+        app.ask(name, keys, **key)
+    assert says in str(refused.value)
+
+
+def test_keys_may_be_given_as_frames_columns_and_texts(asked):
+    app, _ = asked
+    rows = app.ask("updated", ad=[1, 2], user="ann").rows.sort("ad", "window_start")
+    frame = pl.DataFrame({"user": ["ann"] * 2, "ad": pl.Series([1, 2], dtype=pl.Int8), "x": [0, 0]})
+    assert app.ask("updated", frame.drop("x")).rows.sort("ad", "window_start").equals(rows)
+    assert app.ask("updated", ad=["1", "2"], user="ann").rows.height == rows.height
+    assert app.ask("minutes", [1, 1, 1]).rows.equals(app.ask("minutes", ad=1).rows)
+    assert app.ask("minutes", pl.Series([], dtype=pl.Int64)).rows.is_empty()
+
+
+def test_before_the_first_batch_there_is_no_state_to_ask(tmp_path):
+    app = question_app(tmp_path)
+    with pytest.raises(ConfigError, match="has not committed a batch yet"):
+        app.ask("minutes", ad=1)
+
+
+def test_an_app_that_is_declared_otherwise_than_it_ran_is_refused(asked):
+    import millstream as ms
+
+    app, _ = asked
+    edited = question_app(app.log)
+    edited.outputs.clear()
+    other = edited.topics["clicks"].stream(time="at").window(ms.tumbling("2 minutes"), by="ad")
+    other.agg(n=ms.count()).view("minutes")
+    with pytest.raises(ConfigError, match="is not declared as it ran"):
+        edited.ask("minutes", ad=1)
+
+
+def test_a_position_that_is_not_reached_in_time_is_said(asked):
+    app, _ = asked
+    position = app.ask("minutes", ad=1, at_least={"clicks": {"0": 1}}).position
+    wanted = {"clicks": {"0": position["clicks"]["0"] + 1}}
+    with pytest.raises(DeadlineError, match=r"is at \{.*and it does not run here"):
+        app.ask("minutes", ad=1, at_least=wanted, deadline="200 milliseconds")
+
+
+def test_a_function_that_fails_or_takes_too_long_is_said(asked):
+    app, _ = asked
+    app.questions.pop("failing", None)
+    app.questions.pop("slow", None)
+    entered = []
+
+    @app.question("failing")
+    def failing(state):
+        raise KeyError("nothing there")
+
+    @app.question("slow")
+    def slow(state):
+        entered.append(state.batch_id)
+        while True:
+            state.rows("minutes", ad=1)
+
+    with pytest.raises(UserCodeError, match="'failing' failed: KeyError: 'nothing there'"):
+        app.ask("failing")
+    with pytest.raises(DeadlineError, match=r"within 0.3 s"):
+        app.ask("slow", deadline="300 milliseconds")
+    assert entered
+
+
+def test_a_run_that_is_missing_though_nothing_was_committed_is_damage(tmp_path):
+    app, _ = run_asked(tmp_path, 5, 1, 60)
+    fresh = question_app(tmp_path)
+    for file in (app.folder / "runs").iterdir():
+        file.unlink()
+    with pytest.raises(CorruptionError, match="the state needs"):
+        fresh.ask("minutes", ad=[*ADS])
+    with pytest.raises(CorruptionError, match="the state needs"):
+        fresh.ask("everything", names=[*STEPS])
