@@ -19,7 +19,7 @@ from typing import IO, Any
 from millstream.errors import ConfigError, ConflictError
 from millstream.views.reader import apps_with_state, state_store_location
 from millstream.views.server.status import log_brokers
-from millstream.views.server.version_requests import VersionAction
+from millstream.views.server.version_commands import VersionAction
 from millstream.views.store_location import open_state_store
 
 _SHOWN_BYTES = 20_000  # the end of what a command has printed

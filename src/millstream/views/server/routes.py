@@ -73,7 +73,8 @@ from millstream.views.server.query_params import (
     parse_timeout,
 )
 from millstream.views.server.store_watcher import ReadExecutor, StoreWatcher
-from millstream.views.server.version_requests import VersionCommands, start_command
+from millstream.views.server.version_commands import VersionCommands
+from millstream.views.server.version_requests import start_command
 
 _log = logging.getLogger(__name__)
 _ADDRESSES = "Addresses are /views, /apps and the page at /."

@@ -23,7 +23,7 @@ from millstream.views.server.catalog import ViewCatalog
 
 if TYPE_CHECKING:
     from millstream.views.server.dead_letter_requests import ReplayDeadLetters
-from millstream.views.server.version_requests import VersionCommands
+from millstream.views.server.version_commands import VersionCommands
 
 LISTEN_DEFAULT = "127.0.0.1:8400"
 _BACKLOG = 128

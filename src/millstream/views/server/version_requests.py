@@ -1,14 +1,13 @@
 """Looking at an edited program from the page, and switching to it: only for its own pages, on this machine.
 
 Which file has the program of an app is said where the server is started, and never by a request. What is done with it,
-and how, is given to the server, too (:class:`VersionCommands`): views know nothing of programs.
+and how, is given to the server, too (:class:`~millstream.views.server.version_commands.VersionCommands`): views know nothing of programs.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, Literal, Protocol, get_args
+from typing import get_args
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,25 +16,7 @@ from millstream.choices import choose
 from millstream.errors import ConfigError
 from millstream.http import json_response
 from millstream.views.server.page_requests import read_body, read_only_response, refusal
-
-VersionAction = Literal["plan", "compare", "deploy", "rollback"]
-
-
-class VersionCommands(Protocol):
-    """Runs commands on the program of an app, beside the server. From any thread."""
-
-    def start(self, app: str, action: VersionAction, *, stop: bool) -> None:
-        """Begin a command; ``stop``: it may stop the app.
-
-        Raises:
-            ConfigError: it is not known which file has the app's program.
-            ConflictError: one runs.
-        """
-
-    def read(self, app: str) -> Mapping[str, Any] | None:
-        """Return of an app whose file is known ``file``, and of its last command ``action``, ``running``,
-        ``exit_code`` and ``output``, each None before the first; None of others.
-        """
+from millstream.views.server.version_commands import VersionAction, VersionCommands
 
 
 async def start_command(request: Request, commands: VersionCommands | None) -> Response:

@@ -10,6 +10,8 @@ from capture_postgres_servers import Shop, start
 from killed_applier import Writer, schema
 
 import millstream as ms
+from millstream.capture.apply.compared_sqlite import ComparedSqlite
+from millstream.capture.postgres.source import PostgresSource
 from millstream.errors import ConfigError, ConflictError, RetriableError
 
 
@@ -18,6 +20,8 @@ class Captured:
 
     def __init__(self, url, folder):
         self.capture = ms.capture(url, to=folder, name="shop")
+        if isinstance(self.capture.source, PostgresSource):
+            self.capture.source.heartbeat_s = 0.2  # how soon an idle one says where it is
         self.streaming = threading.Event()
         self.thread = threading.Thread(target=self.capture.run, kwargs={"on_status": self.seen})
 
@@ -137,7 +141,8 @@ def test_a_database_that_nothing_was_applied_to_is_refused(tmp_path, shop):
     assert rows(other, "a") == []
 
 
-def test_a_capture_that_does_not_run_is_said_to_be_needed(tmp_path, shop):
+def test_a_capture_that_does_not_run_is_said_to_be_needed(tmp_path, shop, monkeypatch):
+    monkeypatch.setattr(ComparedSqlite, "wait_s", 1.0)
     source, target = f"sqlite:///{tmp_path / 'shop.db'}", f"sqlite:///{tmp_path / 'copy.db'}"
     ms.capture(source, to=tmp_path / "log", name="shop").run(until="caught-up")
     ms.apply("shop", target, log=tmp_path / "log").run(until="caught-up")
