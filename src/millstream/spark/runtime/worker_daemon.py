@@ -22,8 +22,8 @@ def load_for_workers() -> None:
     """Import what the source and the stages use, and what PySpark uses to carry their rows."""
     import pyarrow as pa  # noqa: PLC0415 - only in the daemon that needs it
 
-    import millstream.engine.source.planner  # noqa: PLC0415
-    import millstream.engine.stages.executor  # noqa: F401, PLC0415
+    import millstream.spark.source_spec  # noqa: PLC0415
+    import millstream.spark.stage_tasks  # noqa: F401, PLC0415
 
     pa.array([0])  # makes pyarrow load pandas now, as its first conversion in each worker would
     # PySpark collects garbage after every task. The imported modules are never garbage, and traversing
