@@ -53,3 +53,12 @@ def test_the_page_that_runs_away_is_told(tmp_path):
     said = run("trend.py")
     assert "firing" in said
     assert "resolved" in said
+
+
+@pytest.mark.timeout(600)
+def test_the_reach_of_pages_is_asked_of_the_state(tmp_path):
+    said = run(
+        "reach.py",
+        *("--folder", tmp_path / "log", "--people", "500", "--follows", "3000", "--shares", "300"),
+    )
+    assert said.rstrip().endswith("equal")
