@@ -48,7 +48,7 @@ COMMANDS = {
     "rescale": "Divide the state of APP into more or fewer buckets or partitions.",
     "reset": "Remove all that APP has made, so that its next run starts over from the log.",
     "ledger": "Show where every event of APP went: the ledger, per batch or in total.",
-    "why": "Say why a window is open, an event late, a job behind, a row missing, or a value what it is.",
+    "why": "Say why a window or match is open, an event late, a job behind, a row missing, a value so.",
     "ask": "Ask the app in FILE, or whose questions are served at URL, about its state.",
     "top": "Show what the apps of a log do, at a glance: how far behind, how fast, and where their time goes.",
     "alert": "Look at the figures of a log by the rules in FILE, and tell what is wrong.",

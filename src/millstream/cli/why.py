@@ -43,7 +43,7 @@ app_log_option = click.option(
 
 @click.group()
 def why() -> None:
-    """Say why a window or match is open, an event late, a job behind, a row missing, or a value so."""
+    """Say why a window or match is open, an event late, a job behind, a row missing, a value so."""
 
 
 @why.command("open")
