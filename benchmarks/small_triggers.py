@@ -6,7 +6,10 @@ SQLite. "Bare" is a query of the shape of ours whose source and stages do next t
 takes for itself. Batches follow one another without pause, so the time of one is the time from
 commit to commit; CPU is that of all processes. All are given cold and once warm.
 
-    python benchmarks/small_triggers.py [--batches 450] [--stages 0 1 2 3]
+    python benchmarks/small_triggers.py [--batches 450] [--stages 0 1 2 3] [--scraped]
+
+``--scraped`` compares parts of one run, in turn: 50 batches in which its metrics are scraped, and 50 in which they are not. A scrape
+comes with every 15th batch, which is about each second on a quiet machine, so the comparison does not depend on how busy it is.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import shutil
 import sqlite3
 import statistics
 import tempfile
+import urllib.request
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -26,12 +30,14 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 from _measure import Meter, plain_spark, run_apart, table
+from metrics_cost import free_port
 
 CORES = 2
 ROWS = 1_000
 STAGES = ("stateless", "one stage", "two stages", "three stages")
 SIDES = ("ours", "ours-one-bucket", "peer", "bare")
 PART = 50  # batches that one figure is for
+SCRAPED_EVERY = 15  # batches
 
 
 @dataclass
@@ -71,7 +77,7 @@ def fill(folder: Path, batches: int) -> None:
             )
 
 
-def ours(folder: Path, stages: int, buckets: int = 4) -> Meter:
+def ours(folder: Path, stages: int, buckets: int = 4, *, scraped: bool = False) -> Meter:
     import millstream as ms
 
     shutil.rmtree(folder / "log" / "apps", ignore_errors=True)
@@ -89,12 +95,20 @@ def ours(folder: Path, stages: int, buckets: int = 4) -> Meter:
             counts = counts.window(ms.tumbling("2 seconds"), by="n").agg(users=ms.count())
             by = "users"
         counts.window(ms.tumbling("10 seconds"), by=by).agg(m=ms.count()).view("out")
-    meter = Meter()
+    meter, port = Meter(), free_port()
+
+    def mark(_progress: object) -> None:
+        meter.mark()
+        batch = len(meter.marks)
+        if scraped and batch // PART % 2 and batch % SCRAPED_EVERY == 0:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read()
+
     app.run(
         until="caught-up",
         cores=CORES,
         rows_per_batch=ROWS,
-        on_progress=lambda _: meter.mark(),
+        on_progress=mark,
+        metrics=f"127.0.0.1:{port}" if scraped else None,
     )
     return meter
 
@@ -162,7 +176,7 @@ def run(side: str, folder: Path, stages: int, batches: int) -> Meter:
         return bare(folder, stages, batches, CORES)
     if side == "peer":
         return peer(folder, stages)
-    return ours(folder, stages, 1 if side == "ours-one-bucket" else 4)
+    return ours(folder, stages, 1 if side == "ours-one-bucket" else 4, scraped=side == "scraped")
 
 
 def main() -> None:
@@ -172,6 +186,9 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=450)
     parser.add_argument("--stages", type=int, nargs="+", default=[0, 1, 2, 3])
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
+    parser.add_argument(
+        "--scraped", action="store_true", help="what figures cost, and nothing else"
+    )
     parser.add_argument("--engine", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.engine:
@@ -181,6 +198,9 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="millstream-bench-") as name:
         fill(Path(name), options.batches)
+        if options.scraped:
+            show_cost_of_figures(Path(name), options.stages, options.batches)
+            return
         rows = []
         for stages in options.stages:
             for side in options.sides:
@@ -188,6 +208,24 @@ def main() -> None:
                 rows.append([STAGES[stages], side, *figures(marks[:PART]), *figures(marks[-PART:])])
     header = ["pipeline", "side", "first 50: p50 ms", "p90", "CPU ms", "last 50: p50 ms", "p90"]
     table(f"batches of {ROWS:,} events ({options.batches} batches)", [*header, "CPU ms"], rows)
+
+
+def show_cost_of_figures(folder: Path, numbers: list[int], batches: int) -> None:
+    """Show the CPU time of a batch in parts that are scraped, and in the parts before them, which are not."""
+    rows = []
+    for stages in numbers:
+        marks = run_apart(__file__, "scraped", str(folder), stages, batches)["marks"]
+        ends = [marks[number][1] for number in range(PART - 1, len(marks), PART)]
+        cpu_ms = [(after - before) * 1000 / PART for before, after in pairwise(ends)]
+        scraped, not_scraped = cpu_ms[::2], cpu_ms[1::2]
+        pairs = [after / before for before, after in zip(not_scraped, scraped[1:], strict=False)]
+        rows.append([STAGES[stages], *map(spread, (scraped, not_scraped, pairs))])
+    header = ["pipeline", "scraped: CPU ms of a batch", "not scraped", "ratio of pairs"]
+    table(f"{batches:,} batches of {ROWS:,} events, in parts of {PART}", header, rows)
+
+
+def spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.3g} ({min(values):.3g} to {max(values):.3g})"
 
 
 def figures(marks: list[tuple[float, float]]) -> tuple[str, str, str]:

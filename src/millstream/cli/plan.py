@@ -150,6 +150,8 @@ def print_plan(plan: ChangePlan, *, advice: bool = True) -> None:
         if part.filled_from is not None:
             filled = pluralize(rows.get(part.name, 0), "row")
             click.echo(f"{'':<10}  filled from view {part.filled_from!r}: {filled}")
+        if part.filled_from_table is not None:
+            click.echo(f"{'':<10}  filled from table {part.filled_from_table!r}: 0 records read")
     for refusal in plan.change.refusals:
         click.echo(f"{click.style('refuses', fg='red')}   the app: {refusal}")
     for sentence in _sentences(plan) if advice else ():
@@ -180,13 +182,16 @@ def _sentences(plan: ChangePlan) -> list[str]:
         return ["A run resumes where the last one stopped."]
     if plan.verdict == "refuses":
         return [_REFUSED.format(app=plan.app)]
-    return [*_read_again(plan), _ADVICE]
+    changed = [part for part in plan.change.parts if part.verdict != "keeps"]
+    may_run = all(part.may_run for part in changed) and not plan.change.moves_state
+    return [*_read_again(plan), _FILL_ADVICE if may_run else _ADVICE]
 
 
 _REFUSED = (
     "A run is refused, and nothing of {app} changes. Undo what is refused, or give the app another name to build "
     "its state from the log, beside the old."
 )
+_FILL_ADVICE = "millstream deploy fills what is new. A run without that goes on, and what is new has rows from there on, and says so."
 _ADVICE = (
     "A run is refused until then. millstream deploy computes what is rebuilt beside the app, and puts it in place; "
     "all else keeps its state. Or undo the change."

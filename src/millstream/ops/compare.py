@@ -13,13 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from millstream.engine.state_place import load_or_create_place
+from millstream.errors import CorruptionError
+from millstream.object_store.address import state_url
 from millstream.ops.deploy import Deployment, prepare
 from millstream.ops.plan import ChangePlan, plan_change
 from millstream.ops.replay_start import ReplayStart
+from millstream.ops.state_runs import state_runs
 from millstream.ops.view_difference import Threshold, ViewDifference, compare_rows
 from millstream.views.query import Query, QueryResult
 from millstream.views.runs.control_files import hold_deployment
+from millstream.views.schema import JOB
 from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.table_fill import TableFill
 from millstream.views.state_store.view_fill import ViewFill
 from millstream.views.store_location import open_state_store
 
@@ -107,13 +113,16 @@ def _compared(
     app = deployment.app
     views: list[ViewDifference] = []
     positions: dict[str, Any] = {}
-    changed = deployment.rebuilt_views | deployment.filled_views.keys()
+    of_tables = deployment.change.change.table_fills
+    changed = deployment.rebuilt_views | deployment.filled_views.keys() | of_tables.keys()
     with open_state_store(app.state_store, readonly=True) as live:
         there = {schema.name for schema in live.views()}
         for view in sorted(changed & there):
             fill = deployment.filled_views.get(view)
             if fill is not None:
                 found, after = _filled(live, view, fill)
+            elif view in of_tables:
+                found, after = _filled_from_table(deployment, live, of_tables[view])
             else:
                 found = live.select(view, Query())
                 deployment.compute(on_batch, rows_per_batch, found.position)
@@ -132,6 +141,29 @@ def _filled(live: StateStore, view: str, fill: ViewFill) -> tuple[QueryResult, p
         found, source = live.select(view, Query()), live.select(fill.source, Query())
         if live.version() == version:
             return found, fill.rows(source.rows)
+
+
+def _filled_from_table(
+    deployment: Deployment, live: StateStore, fill: TableFill
+) -> tuple[QueryResult, pl.DataFrame]:
+    """Return a view as it is, and the rows that it would have of a table's state, both of one commit.
+
+    An app that runs removes runs of state that it has replaced, so one that is missing says nothing if there was a commit.
+    """
+    app = deployment.app
+    place = load_or_create_place(app.name, live, state_url(app.state), app.folder)
+    with state_runs(app.folder, place) as runs:
+        while True:
+            version = live.version()
+            found = live.select(fill.schema.name, Query())
+            try:
+                after = fill.rows(live.state_manifests(app.name, JOB), runs)
+            except CorruptionError:
+                if live.version() == version:
+                    raise
+                continue
+            if live.version() == version:
+                return found, after
 
 
 def _key_of(deployment: Deployment, view: str) -> tuple[str, ...]:

@@ -29,7 +29,6 @@ from millstream.durations import Duration, to_us
 from millstream.engine.state_place import begin_at_place, load_or_create_place
 from millstream.errors import ConfigError
 from millstream.kernels.adopted_state import StatePart, combine_state
-from millstream.kernels.definition import canonical_text
 from millstream.kernels.plan import ForeachSinkSpec, JobPlan, TopicSinkSpec, ViewSinkSpec
 from millstream.object_store.address import state_url
 from millstream.object_store.place import StatePlace
@@ -43,8 +42,10 @@ from millstream.ops.previous_version import (
     keep_previous,
     put_runs,
 )
+from millstream.ops.program_part import end_offsets, keys_in_part
 from millstream.ops.replay_start import ReplayStart, Starts
 from millstream.ops.state_before import keep_put_in_place
+from millstream.ops.state_runs import state_runs
 from millstream.pipeline.compiler import compile_plan
 from millstream.pipeline.graph import Output
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW, BatchCommitter, view_schemas
@@ -74,14 +75,10 @@ from millstream.views.runs.version_folders import (
 )
 from millstream.views.schema import JOB
 from millstream.views.sink import RunStart
-from millstream.views.state_store.definition_comparison import whole_definition
 from millstream.views.state_store.program import StoredProgram, buckets_of_state
-from millstream.views.state_store.program_change import (
-    ProgramOutputs,
-    ProgramState,
-    compare_programs,
-)
+from millstream.views.state_store.program_change import PartChange, compare_programs
 from millstream.views.state_store.program_paths import ProgramPaths
+from millstream.views.state_store.program_state import ProgramOutputs, ProgramState
 from millstream.views.state_store.program_switch import (
     SWITCHED_BY,
     FilledView,
@@ -296,10 +293,21 @@ class Deployment:
         """The views that get their rows from another one."""
         return self.change.change.fills
 
-    def fill(self, live: StateStore) -> list[FilledView]:
-        """Return the filled views with all their rows, of the store of the app."""
+    def fill(self, live: StateStore, place: StatePlace | None) -> list[FilledView]:
+        """Return the filled views with all their rows, of the store and the state of the app."""
         outputs = live.outputs(self.app.name, JOB)
-        return fill_views(self.filled_views.values(), outputs, live.scan)
+        filled = fill_views(self.filled_views.values(), outputs, live.scan)
+        fills = self.change.change.table_fills.values()
+        if not fills:
+            return filled
+        manifests = live.state_manifests(self.app.name, JOB)
+        with state_runs(self.app.folder, place) as runs:
+            return [*filled, *(fill.filled(manifests, runs) for fill in fills)]
+
+    @property
+    def _filled_parts(self) -> list[PartChange]:
+        parts = self.change.change.parts
+        return [part for part in parts if part.filled_from or part.filled_from_table]
 
     def outputs(self) -> list[Output]:
         """Return the outputs that lead to all that is rebuilt. Only views of the state store keep their sinks."""
@@ -361,7 +369,7 @@ class Deployment:
 
         part = self._part(outputs)
         log = open_reader(self.app.log)
-        ends = _end_offsets(log, part, position or self.ends)
+        ends = end_offsets(log, part, position or self.ends)
         self._remove_other(part, ends, log)
         self.folder.mkdir(parents=True, exist_ok=True)
         read = []
@@ -447,7 +455,7 @@ class Deployment:
     ) -> ProgramSwitch:
         """Return what takes the place of the program before: state that is kept, and what was computed."""
         kept = StatePart(live.state_manifests(self.app.name, JOB), self.change.change.kept)
-        outputs, filled = self.outputs(), self.fill(live)
+        outputs, filled = self.outputs(), self.fill(live, place)
         coverage = coverage_of(filled)
         if not outputs:
             manifests = combine_state(self.plan, kept, StatePart({}, {}))
@@ -455,7 +463,7 @@ class Deployment:
                 beginning, self.ends, manifests, filled, coverage, steps=self.stored.steps
             )
         with open_state_store(self._store, readonly=True) as store:
-            keys = _keys_in_part(self.program, self._part(outputs))
+            keys = keys_in_part(self.program, self._part(outputs))
             computed = store.state_manifests(self.app.name, JOB)
             target = self.app.folder / "runs" if place is None else place
             moved = put_runs(self.folder / "runs", computed, target, start.run)
@@ -500,7 +508,7 @@ class Deployment:
         left_out = there.keys() & before.schemas.keys() - schemas.keys()
         back = compare_programs(after, stored, before, same_expressions=True, again=left_out)
         rebuilt = {one.name for one in back.parts if one.verdict == "rebuilds"}
-        changing = rebuilt | self.rebuilt_views | self.filled_views.keys()
+        changing = rebuilt | self.rebuilt_views | {one.name for one in self._filled_parts}
         return sorted(there.keys() & changing | there.keys() - schemas.keys())
 
     def _coverage(self, at: str) -> dict[OutputSink, OutputCoverage]:
@@ -574,26 +582,3 @@ def _cannot_go_back(app: App, why: str) -> ConfigError:
 
 def _discard(_rows: Any, _context: Any) -> None:
     """Take rows that only lead to state: what is written already is not written again."""
-
-
-def _end_offsets(log: Reader, part: JobPlan, position: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Return where to stop in each partition of the topics of a plan: where the app has read up to."""
-    topics = {source.topic for source in part.sources}
-    return {
-        topic: [
-            max(start, position.get(topic, {}).get(str(partition), start))
-            for partition, (start, _) in enumerate(log.offsets(topic))
-        ]
-        for topic in topics
-    }
-
-
-def _keys_in_part(program: StoredProgram, part: JobPlan) -> dict[str, str]:
-    """Return the key that each step of a program has in a plan of a part of it."""
-    parts = StoredProgram.of(part, program.partitioning)
-    known, texts = (
-        {key: canonical_text(whole_definition(step)) for key, step in one.steps.items()}
-        for one in (parts, program)
-    )
-    keys = {text: key for key, text in known.items()}
-    return {key: keys[text] for key, text in texts.items() if text in keys}

@@ -25,13 +25,8 @@ from millstream.views.position import TOPIC_IDS
 from millstream.views.runs.version_folders import kept_until
 from millstream.views.schema import JOB
 from millstream.views.state_store.program import StoredProgram, buckets_of_state, find_refusals
-from millstream.views.state_store.program_change import (
-    ProgramChange,
-    ProgramOutputs,
-    ProgramState,
-    Verdict,
-    compare_programs,
-)
+from millstream.views.state_store.program_change import ProgramChange, Verdict, compare_programs
+from millstream.views.state_store.program_state import ProgramOutputs, ProgramState
 from millstream.views.state_store.store import StateStore
 from millstream.views.state_store.view_fill import view_paths
 from millstream.views.store_location import open_state_store, state_store_exists

@@ -171,6 +171,11 @@ class Upserts(OperatorBase):
         ledger.check()
         return result
 
+    def rows_held(self, state: OperatorState) -> pl.DataFrame | None:
+        """Return the table as far as a bucket has it, which is what the step has given out; None if it has none."""
+        rows = KeyedRows(state, _FAMILY, ROWS).scan()
+        return None if rows is None else rows.filter(~rows[DELETED])[[*dict(self.columns)]]
+
     def check_partitions(self, rows: pl.DataFrame) -> None:
         """Make sure that all rows of a key are in one partition, so that offsets order them.
 

@@ -48,7 +48,8 @@ from millstream.views.schema import Fence, ViewChange, ViewSchema
 from millstream.views.sink import RunStart, Sink, SinkBatch
 from millstream.views.staging import StagedChange, StagedRows, Stager
 from millstream.views.state_store.program import StoredProgram
-from millstream.views.state_store.program_change import ProgramOutputs, compare_programs
+from millstream.views.state_store.program_change import compare_programs
+from millstream.views.state_store.program_state import ProgramOutputs
 from millstream.views.state_store.program_switch import ProgramSwitch
 from millstream.views.state_store.program_tables import RunProgram
 from millstream.views.state_store.store import StateStore

@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
-
 import pyarrow as pa
 
+from millstream.client.reader import RecordReader
+
 _LOOKED_AT_BYTES = 64 << 10  # of the records, for the first one's timestamp
-
-
-class RecordReader(Protocol):
-    """What reads records of a log."""
-
-    def read(
-        self,
-        topic: str,
-        partition: int,
-        start: int,
-        end: int,
-        *,
-        columns: Sequence[str],
-        bytes_max: int,
-    ) -> Iterator[pa.RecordBatch]: ...
 
 
 def first_timestamp_ms(

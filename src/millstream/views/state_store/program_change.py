@@ -22,6 +22,8 @@ of other steps than it was
 view that is new or was left out     keeps     it is filled from a view that has all its rows, and all that happened
 view with other columns or key, of   rebuilds  is in it (`view_fill.py`). Where its table is made anew that takes a
 a step that keeps                              deployment, which reads nothing for it. Without such a view: as above
+any of these, right below a table    rebuilds  a deployment fills it from the table's state (`table_fill.py`)
+that keeps its state
 topic, dataset, function, view in a  keeps     what was written cannot be taken back: it takes effect at
 database, below such a step                    the next batch
 dataset or view in a database with   refuses   its rows stand where Millstream cannot replace them
@@ -44,22 +46,26 @@ from millstream.kernels.definition import canonical_text, without_code
 from millstream.views.coverage import (
     FUNCTION,
     STATE_STORE_VIEW,
-    BatchBoundary,
     OutputCoverage,
     OutputSink,
     format_boundary,
-    is_complete,
 )
-from millstream.views.schema import ViewSchema
 from millstream.views.state_store.definition_comparison import (
     same_definition,
     same_text,
     whole_definition,
 )
 from millstream.views.state_store.definition_difference import differences
+from millstream.views.state_store.fill_search import FillSearch
 from millstream.views.state_store.program import StoredProgram
 from millstream.views.state_store.program_paths import ProgramPaths
-from millstream.views.state_store.view_fill import HeldView, ViewFill, ViewPath, find_fill
+from millstream.views.state_store.program_state import (
+    ProgramOutputs,
+    ProgramState,
+    state_store_output,
+)
+from millstream.views.state_store.table_fill import TableFill
+from millstream.views.state_store.view_fill import ViewFill
 
 Verdict = Literal["keeps", "drops", "rebuilds", "refuses"]
 """What happens to a part; in this order, from the least to the most."""
@@ -74,7 +80,8 @@ class PartChange:
 
     ``why`` are texts. ``was`` is the name of a step before, if that is all that changed. ``topics`` are
     those whose records it needs again. ``key`` is what the state of a step is kept under, now. ``filled_from`` is the
-    view of which a view gets all its rows.
+    view of which a view gets all its rows, and ``filled_from_table`` the step of whose state it does. ``may_run``: a run is
+    possible without a deployment, and the view then has rows from there on.
     """
 
     kind: PartKind
@@ -85,11 +92,14 @@ class PartChange:
     topics: tuple[str, ...] = ()
     key: str | None = None
     filled_from: str | None = None
+    filled_from_table: str | None = None
+    may_run: bool = False
 
     @property
     def is_computed(self) -> bool:
         """Whether it is computed anew, of what the log has."""
-        return self.verdict == "rebuilds" and self.filled_from is None
+        filled = self.filled_from or self.filled_from_table
+        return self.verdict == "rebuilds" and filled is None
 
 
 @dataclass(frozen=True)
@@ -97,13 +107,14 @@ class ProgramChange:
     """What an edit does to an app. ``refusals`` concern the app as a whole.
 
     ``kept`` has the steps that keep their state: the key of it now, and the key that it was stored under. ``fills`` says of
-    each view that is filled from another one how.
+    each view that is filled from another one how, and ``table_fills`` of each that is filled from a table.
     """
 
     parts: tuple[PartChange, ...]
     refusals: tuple[str, ...] = ()
     kept: Mapping[str, str] = field(default_factory=dict)
     fills: Mapping[str, ViewFill] = field(default_factory=dict)
+    table_fills: Mapping[str, TableFill] = field(default_factory=dict)
 
     @property
     def verdict(self) -> Verdict:
@@ -122,27 +133,6 @@ class ProgramChange:
         """Whether stored state is not exactly what a run of the program would find."""
         changes = any(part.kind == "step" and part.verdict != "keeps" for part in self.parts)
         return changes or any(now != was for now, was in self.kept.items())
-
-
-@dataclass(frozen=True)
-class ProgramOutputs:
-    """The outputs of a program, and the schemas of its views in the state store, by name.
-
-    ``paths`` are those to views that hold all rows of a step. Without them no view is filled from another one.
-    """
-
-    coverage: Mapping[OutputSink, OutputCoverage]
-    schemas: Mapping[str, ViewSchema]
-    paths: Mapping[str, ViewPath] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ProgramState:
-    """What a program has left: itself, its outputs, and the boundary before the batch that comes next."""
-
-    program: StoredProgram
-    outputs: ProgramOutputs
-    boundary: BatchBoundary
 
 
 def compare_programs(
@@ -172,17 +162,23 @@ def compare_programs(
         for (view, label), one in declared.coverage.items()
         if label == STATE_STORE_VIEW
     }
-    found = _Fills(left, declared, steps).found(remade)
+    found = FillSearch(left, declared, steps.kept, steps.stored_paths).found(remade)
     fills = {view: fill for view, fill in found.items() if view not in again}
-    filled = {view: fill for view, fill in fills.items() if isinstance(fill, ViewFill)}
+    filled = {view: fill for view, fill in fills.items() if not isinstance(fill, str)}
     steps.rebuild_whole_paths(views, remade.keys() - filled.keys())
-    filled = {view: fill for view, fill in filled.items() if fill.step in steps.kept}
+    kept = {view: fill for view, fill in filled.items() if fill.step in steps.kept}
     parts = [*steps.changes()]
     rebuilt = {part.key for part in parts if part.verdict in ("rebuilds", "refuses")}
     outputs = _Outputs(
         left, now, declared, steps.paths, frozenset(filter(None, rebuilt)), remade, fills
     )
-    return ProgramChange((*parts, *outputs.changes()), (), steps.kept, filled)
+    return ProgramChange(
+        (*parts, *outputs.changes()),
+        (),
+        steps.kept,
+        {view: fill for view, fill in kept.items() if isinstance(fill, ViewFill)},
+        {view: fill for view, fill in kept.items() if isinstance(fill, TableFill)},
+    )
 
 
 def pair_steps(stored: StoredProgram, now: StoredProgram) -> dict[str, str]:
@@ -411,7 +407,7 @@ class _Outputs:
     paths: ProgramPaths
     rebuilt: frozenset[str]
     remade: Mapping[str, tuple[str, ...]]
-    fills: Mapping[str, ViewFill | str]
+    fills: Mapping[str, ViewFill | TableFill | str]
 
     def changes(self) -> Iterator[PartChange]:
         """Yield what happens to each output of the program, then to those that are left out."""
@@ -437,9 +433,11 @@ class _Outputs:
             remade = self.remade.get(name, ())
             if below or remade:
                 return self._remade(name, remade, definition, below=below)
+            since = "it is new" if before is None else "it was left out, and is written again"
             if isinstance(fill := self.fills.get(name), ViewFill):
-                since = "it is new" if before is None else "it was left out, and is written again"
                 return PartChange(kind, name, "keeps", (since,), filled_from=fill.source)
+            if isinstance(fill, TableFill):
+                return _of_table(name, (since,), fill, may_run=True)
         elif kind in ("view", "dataset") and before is not None:
             shape = _columns_differ(json.loads(before.definition), definition)
             if shape:
@@ -457,6 +455,8 @@ class _Outputs:
         fill = self.fills.get(view)
         if isinstance(fill, ViewFill) and not below:
             return PartChange("view", view, "rebuilds", remade, filled_from=fill.source)
+        if isinstance(fill, TableFill) and not below:
+            return _of_table(view, remade, fill, may_run=False)
         above = ["a step above it is rebuilt"] if below else []
         why = (*remade, *self._not_filled(view), *above)
         topics = tuple(sorted(self.paths.topics_of(definition)))
@@ -487,69 +487,12 @@ class _Outputs:
         return same_definition(was, now) or (upgraded and same_text(was, now))
 
 
-@dataclass(frozen=True)
-class _Fills:
-    """Finds views from which others can be filled."""
-
-    left: ProgramState
-    declared: ProgramOutputs
-    steps: _Steps
-
-    def found(self, remade: Iterable[str]) -> dict[str, ViewFill | str]:
-        """Return how each view is filled that is new, was left out, or is ``remade``; or why it is not."""
-        if not self.declared.paths:
-            return {}
-        wanted = {*remade, *(view for view in self.declared.schemas if self._lacks_rows(view))}
-        held = [*self._held()] if wanted else []
-        fills = {view: self._fill(view, held) for view in sorted(wanted)}
-        return {view: fill for view, fill in fills.items() if fill is not None}
-
-    def _lacks_rows(self, view: str) -> bool:
-        """Return whether a view is new, or misses what came out while it was left out."""
-        before = self.left.outputs.coverage.get(_output(view))
-        if _output(view) not in self.declared.coverage:
-            return False  # the dead letters
-        until = None if before is None else before.spans[-1].until
-        return before is None or (
-            until is not None and until.batch_id != self.left.boundary.batch_id
-        )
-
-    def _fill(self, view: str, held: Iterable[HeldView]) -> ViewFill | str | None:
-        """Return how a view is filled: one that has rows only from one that has them all, or is what it was itself.
-
-        None if the step above it does not keep its state.
-        """
-        path = self.declared.paths.get(view)
-        step = None if path is None else self.steps.kept.get(path.step)
-        if path is not None and step is None:
-            return None
-        is_new = _output(view) not in self.left.outputs.coverage
-        usable = [
-            one
-            for one in held
-            if is_new or one.schema.name == view or is_complete(one.coverage.spans)
-        ]
-        definition = self.declared.coverage[_output(view)].definition
-        return find_fill(self.declared.schemas[view], definition, path, step, usable)
-
-    def _held(self) -> Iterator[HeldView]:
-        """Yield the views that have been written by one declaration, and have the rows of one step that keeps its state."""
-        kept = {*self.steps.kept.values()}
-        for (name, label), one in self.left.outputs.coverage.items():
-            schema, definition = self.left.outputs.schemas.get(name), json.loads(one.definition)
-            is_written = len(one.spans) == 1 and one.spans[-1].until is None
-            if label != STATE_STORE_VIEW or schema is None or not is_written:
-                continue
-            above = self.steps.stored_paths.next_steps_of(definition) & kept
-            if "rows of" in definition["reads"][0] and len(above) == 1:
-                yield HeldView(schema, one, above.pop())
+def _of_table(view: str, why: tuple[str, ...], fill: TableFill, *, may_run: bool) -> PartChange:
+    table = fill.table.name
+    return PartChange("view", view, "rebuilds", why, filled_from_table=table, may_run=may_run)
 
 
 _KEPT_HAS_MORE = "it goes on with the rows of the version that is kept, as it lacks some of them"
-
-
-def _output(view: str) -> OutputSink:
-    return view, STATE_STORE_VIEW
 
 
 def _remade(
@@ -557,7 +500,7 @@ def _remade(
 ) -> tuple[str, ...]:
     """Return why a view's table is made anew, whatever becomes of the steps above it; () if it is not."""
     was, now = left.outputs.schemas.get(view), declared.schemas[view]
-    before = left.outputs.coverage.get(_output(view))
+    before = left.outputs.coverage.get(state_store_output(view))
     if was is None or before is None:
         return ()
     if was != now:
@@ -565,7 +508,9 @@ def _remade(
     if steps.stored.versions != steps.now.versions or before.spans[-1].until is not None:
         return ()  # the steps are not called what they were; or the view was left out before, by another program
     stored = steps.stored_paths.next_steps_of(json.loads(before.definition))
-    reads = steps.paths.next_steps_of(json.loads(declared.coverage[_output(view)].definition))
+    reads = steps.paths.next_steps_of(
+        json.loads(declared.coverage[state_store_output(view)].definition)
+    )
     kept = {steps.kept[key] for key in reads if key in steps.kept}
     if {*steps.kept} >= reads and kept < stored:
         return ("it has the rows of a step that it no longer reads",)

@@ -25,7 +25,7 @@ from millstream.views.sink import RunStart
 from millstream.views.state_store import changelog, sqlite_values
 from millstream.views.state_store.database import Database, StoreName
 from millstream.views.state_store.program import StoredProgram
-from millstream.views.state_store.program_change import ProgramOutputs, ProgramState
+from millstream.views.state_store.program_state import ProgramOutputs, ProgramState
 from millstream.views.state_store.program_tables import (
     RunProgram,
     check_interrupted_batch,

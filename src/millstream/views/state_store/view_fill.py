@@ -15,6 +15,8 @@ a union                                                     not: its rows are th
 any, of which it keeps some rows by a key of its own        not: which it has depends on their order
 ==========================================================  =================================================
 
+A view of a table is filled from the table's own state (`table_fill.py`) where no view has all that it needs.
+
 A stateful step is never filled from a view. Its state depends on the event times of rows, also where that of a table is
 concerned (two rows are equal if their times are, too), and often on their order. A view holds neither.
 
@@ -39,6 +41,7 @@ from millstream.kernels.plan import JobPlan, PlanEdge, StepEdge, ViewSinkSpec
 from millstream.kernels.routing import RowRouter, StepRouter, TaskLedger
 from millstream.kernels.row_keys import row_key_after
 from millstream.kernels.steps import Drop, Rename, is_defining
+from millstream.kernels.tables.upserts import Upserts
 from millstream.views.coverage import (
     STATE_STORE_VIEW,
     OutputCoverage,
@@ -65,23 +68,27 @@ class ViewPath:
     """The one path that leads to a view, from a stateful step, whose key in the program is ``step``.
 
     ``edges`` are the stateless steps. ``row_keys`` are sets of columns of which each identifies a row; none if the view
-    does not hold all rows.
+    does not hold all rows. ``table`` is the step, where its state is what it has given out.
     """
 
     step: str
     edges: tuple[StepEdge, ...]
     row_keys: tuple[RowKey, ...]
+    table: Upserts | None = None
 
 
 def view_paths(plan: JobPlan) -> dict[str, ViewPath]:
     """Return the paths to the views that the state store keeps, of those that have one path, from a stateful step."""
     found = {}
+    kernels = {one.key: one.kernel for stage in plan.stages for one in stage.operators}
     for sink in plan.sinks:
         paths = [*_paths_to(plan, sink.port)] if sink.spec == ViewSinkSpec() else []
         if len(paths) == 1:
             step, edges = paths[0]
             if step is not None:
-                found[sink.name] = ViewPath(step, edges, sink.row_keys)
+                kernel = kernels[step]
+                table = kernel if isinstance(kernel, Upserts) else None
+                found[sink.name] = ViewPath(step, edges, sink.row_keys, table)
     return found
 
 
@@ -150,15 +157,24 @@ class ViewFill:
             for edge in self.edges:
                 taken = edge.step.apply(taken).table
             return taken[list(self.schema.names)]
-        collector = _Collector()
-        routers: list[RowRouter] = [collector]
-        for edge in reversed(self.edges):
-            routers = [StepRouter(edge, TaskLedger(), DeadLetterCollector(), routers)]
-        if taken.height:
-            routers[0].take(taken)
-        if not collector.tables:
-            return pl.DataFrame(schema=self.schema.dtypes)
-        return pl.concat(collector.tables)[list(self.schema.names)]
+        return rows_after(self.edges, taken, self.schema)
+
+
+def rows_after(edges: Iterable[StepEdge], rows: pl.DataFrame, schema: ViewSchema) -> pl.DataFrame:
+    """Return the rows of a view that stateless steps make of all rows above them; those that fail are left out.
+
+    Raises:
+        UserCodeError: failing rows are to stop the app, or too many fail.
+    """
+    collector = _Collector()
+    routers: list[RowRouter] = [collector]
+    for edge in reversed([*edges]):
+        routers = [StepRouter(edge, TaskLedger(), DeadLetterCollector(), routers)]
+    if rows.height:
+        routers[0].take(rows)
+    if not collector.tables:
+        return pl.DataFrame(schema=schema.dtypes)
+    return pl.concat(collector.tables)[list(schema.names)]
 
 
 def _typed(column: pl.Series, dtype: pl.DataType) -> pl.Series:
