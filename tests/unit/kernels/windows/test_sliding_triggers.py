@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
+import lane
 import polars as pl
 import pytest
 from example_counts import some
@@ -222,25 +223,25 @@ draws = st.lists(
     min_size=8,
     max_size=40,
 )
+# One key mostly, times that are close together, and a few that pass them: many events are late, and many panes due.
+dense = st.lists(
+    st.tuples(
+        st.sampled_from([0, 0, 1, 2, 3, 4, 5, 6, 8, 12]),
+        st.sampled_from("aaaab"),
+        st.integers(-1, 3),
+    )
+    | st.sampled_from([3.0, 5.0]),
+    min_size=8,
+    max_size=25,
+)
 TIMES = [None, 1, 2, 3, 5.0, 8.0]
 
 
-@settings(deadline=None, max_examples=some(60))
-@given(
-    drawn=draws,
-    mode=st.sampled_from(["update", "retract", "correct"]),
-    early=st.sampled_from([*TIMES, (1,), (2,), (3,), (5.0,), (8.0,)]),
-    late=st.sampled_from(TIMES),
-    delay=st.sampled_from([0, 7]),
-    lateness=st.sampled_from([0, 4, 30]),
-    suppress=st.booleans(),
-    partitions=st.sampled_from([1, 4, 7]),
-    batches=st.integers(1, 6),
-    seed=st.integers(0, 99),
-)
-def test_panes_are_the_models_event_by_event(
-    rows_given, drawn, mode, early, late, delay, lateness, suppress, partitions, batches, seed
-):
+def check_panes(
+    rows_given, drawn, *, mode="retract", early=None, late=None, delay=0, lateness=4, suppress=True,
+    partitions=1, batches=1, seed=0,
+):  # fmt: skip
+    """Compare what is emitted of ``(second, key, n)``, and of seconds that pass, with the model."""
     rows = [d if isinstance(d, float) else event(*d) for d in drawn]
     emit = {"suppress_unchanged": suppress, "panes": True}
     if mode == "correct":
@@ -260,6 +261,23 @@ def test_panes_are_the_models_event_by_event(
     assert told(out.rows["out"]) == expected_rows(found, mode, suppress=suppress, panes=True)
     line = out.books.get("windows", Counter())
     assert {name: line[name] for name in books} == dict(books)
+
+
+@settings(deadline=None, max_examples=some(60))
+@given(
+    drawn=draws | dense,
+    mode=st.sampled_from(["update", "retract", "correct"]),
+    early=st.sampled_from([*TIMES, (1,), (2,), (3,), (5.0,), (8.0,)]),
+    late=st.sampled_from(TIMES),
+    delay=st.sampled_from([0, 0, 7]),
+    lateness=st.sampled_from([0, 4, 30]),
+    suppress=st.booleans(),
+    partitions=st.sampled_from([1, 4, 7]),
+    batches=st.integers(1, 6),
+    seed=st.integers(0, 99),
+)
+def test_panes_are_the_models_event_by_event(rows_given, drawn, **drawn_too):
+    check_panes(rows_given, drawn, **drawn_too)
 
 
 @settings(deadline=None, max_examples=some(20))
@@ -353,3 +371,66 @@ def test_what_sliding_windows_cannot_emit_is_refused():
     for emit in ({"early": "each"}, {"late": "2 seconds"}):
         with refused(r"sliding\(9 seconds\) over rows that are taken back emits with every batch"):
             above.window(ms.sliding("9 seconds"), by="key").emit("update", **emit).agg(n=ms.count())
+
+
+CASES = {
+    "what was due when the clock stood still has fired": {
+        "drawn": [(0, "a", 1), 5.0, (0, "a", 2), 3.0],
+        "early": 5.0,
+        "suppress": False,
+    },
+    "a row that begins late has late panes by count": {
+        "drawn": [(20, "a", 1), 3.0, (5, "a", 1), 3.0, (5, "a", 2)],
+        "late": 2,
+        "lateness": 30,
+    },
+    "what came before a late row does not make its panes fire": {
+        "drawn": [(20, "a", 1), (4, "a", 1), (3, "a", 1), 3.0, (5, "a", 1), (5, "a", 2)],
+        "late": 2,
+        "lateness": 30,
+    },
+    "what no late pane has comes with the last": {
+        "drawn": [(0, "a", 1), (2, "a", 1), 3.0, (0, "a", 2), 3.0, (12, "a", 1)],
+        "late": 3,
+    },
+    "once, a row takes nothing more in the batch that fired it": {
+        "drawn": [(0, "a", 1), (0, "a", 2), (0, "a", 3), (0, "a", 3), (20, "a", 1)],
+        "early": (2,),
+    },
+    "once, a row takes nothing more in later batches": {
+        "drawn": [(0, "a", 1), 3.0, (0, "a", 2), 3.0, (0, "a", 3), (20, "a", 1)],
+        "early": (1,),
+    },
+    "once by time, a row takes nothing more when its time is over": {
+        "drawn": [(0, "a", 1), 5.0, (0, "a", 2), 3.0, (1, "a", 3), (20, "a", 1)],
+        "early": (5.0,),
+    },
+    "a late pane that is taken back was late": {
+        "drawn": [(0, "a", 1), (2, "a", 1), 3.0, (0, "a", 2), 3.0, (0, "a", 3), 3.0],
+        "late": 1,
+        "lateness": 30,
+    },
+    "a pane that fires late by time is there although the row is not touched": {
+        "drawn": [(0, "a", 1), (2, "a", 1), (0, "a", 2), 3.0, (2, "b", 1), 5.0, 3.0],
+        "late": 8.0,
+        "lateness": 30,
+    },
+}
+
+
+@pytest.mark.parametrize("mode", ["update", "retract"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_in_each_case_panes_are_the_models(rows_given, case, mode):
+    check_panes(rows_given, mode=mode, **case)
+
+
+@pytest.mark.parametrize(("early", "late"), [(5.0, 8.0), (2, 3), ((5.0,), None)])
+def test_buckets_are_divided_and_put_together_while_panes_wait(
+    rows_given, monkeypatch, early, late
+):
+    lane.load("rescaling")(monkeypatch)
+    drawn = [(n * 7 % 13 + n // 4, "abcdefg"[n * n % 7], n) for n in range(40)]
+    for at in (35, 22, 11, 4):
+        drawn.insert(at, 3.0)
+    for seed in range(3):
+        check_panes(rows_given, drawn, early=early, late=late, batches=3, seed=seed)
