@@ -27,7 +27,7 @@ def test_panes_by_count_are_those_of_the_kernels(spark, in_turns):
     sliding = ms.sliding("10 seconds", rank="place")
     aggregates = {"rows": ms.count(), "total": ms.sum("n"), "values": ms.list("n")}
     for name, emit in {
-        "by count": {"early": ms.after_count(2), "late": ms.after_count(2)},
+        "by_count": {"early": ms.after_count(2), "late": ms.after_count(2)},
         "each": {"early": "each", "late": "each"},
         "once": {"early": ms.once(ms.after_count(2))},
     }.items():
@@ -40,10 +40,12 @@ def test_panes_by_count_are_those_of_the_kernels(spark, in_turns):
         Event(START + timedelta(seconds=n * 7 % 30 + n // 4), "adbé"[n * n % 4], n)
         for n in range(90)
     ]
-    given = {"events": [*rows, Event(START + timedelta(hours=1), "a", 0)]}  # the watermark passes all
+    given = {
+        "events": [*rows, Event(START + timedelta(hours=1), "a", 0)]
+    }  # the watermark passes all
     on_spark = testing.run(app, given, partitions=1, batches=3, engine="spark")
     in_process = testing.run(app, given, partitions=1, batches=5, seed=4)
-    assert set(on_spark.views) == set(in_process.views) == {"by count", "each", "once", "counts"}
+    assert set(on_spark.views) == set(in_process.views) == {"by_count", "each", "once", "counts"}
     for name in on_spark.views:
         keys = ["key", "window_start", "place" if name != "counts" else "window_number"]
         found, expected = (run[name].sort(keys) for run in (on_spark, in_process))

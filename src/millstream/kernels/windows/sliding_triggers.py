@@ -409,7 +409,7 @@ class _TriggeredBatch(SlidingBatch):
         rank = pl.col(RANK)
         stage = pl.when(rank == _FIRED).then(BEFORE).when(rank == _ON_TIME).then(ON_TIME)
         panes = panes.with_columns(stage.otherwise(AFTER).cast(pl.Int64).alias(STAGE))
-        return panes.sort(*self.row, RANK)
+        return panes.select(sorted(panes.columns)).sort(*self.row, RANK)
 
     def _with_quiet(self, firings: pl.DataFrame, rows: _Rows, quiet: Int64s) -> pl.DataFrame:
         """Add on-time panes of rows of which nothing is new then."""

@@ -1,5 +1,6 @@
 """Sliding windows whose rows come by count, by running time or once, against a naive model event by event."""
 
+import json
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 import millstream as ms
 from millstream import testing
 from millstream.errors import ConfigError
+from millstream.kernels.state.sorted_runs import Run
+from millstream.kernels.windows import sliding_triggers
 from millstream.log.murmur2 import partition_of
 
 START = datetime(1970, 1, 1, tzinfo=UTC)
@@ -44,7 +47,11 @@ def trigger(firing):
     return timedelta(seconds=firing) if isinstance(firing, float) else firing
 
 
-def declared(mode, *, delay=0, lateness=0, window=None, **emit):
+EVERY = {"rows": ms.count(), "total": ms.sum("n"), "values": ms.list("n")}
+TOP = {"top": ms.max("n")}  # stays the same while there are more rows of it
+
+
+def declared(mode, *, delay=0, lateness=0, window=None, aggregates=EVERY, **emit):
     app = ms.App("triggers", log="unused", buckets=2)
     stream = app.topic("events", Event, key="key").stream(
         time="at",
@@ -55,7 +62,7 @@ def declared(mode, *, delay=0, lateness=0, window=None, **emit):
     window = window or ms.sliding(timedelta(seconds=SIZE))
     windowed = stream.window(window, by="key", name="windows")
     windowed = windowed.emit("final" if mode == "correct" else mode, **emit)
-    out = windowed.agg(rows=ms.count(), total=ms.sum("n"), values=ms.list("n"))
+    out = windowed.agg(**aggregates)
     out.view("out", key=["window_end", "key", *(["place"] if window.rank else [])])
     return app
 
@@ -188,19 +195,24 @@ def model(rows, *, partitions, delay, lateness, early, late):
     return found, books
 
 
-def expected_rows(found, mode, *, suppress, panes):
+def expected_rows(found, mode, *, suppress, panes, top=False, ranked=False):
     expected = {}
+
+    def rows_of(sign, times, values):
+        return [(sign, *values, place if ranked else None) for place in range(1, times + 1)]
+
     for (key, time), row in found.items():
         said, before, index = [], None, 0
         for kind, events, last in row.said:
             times = sum(one.time == time for one in events)
-            values = (len(events), sum(e.n for e in events), sorted(e.n for e in events))
+            numbers = sorted(e.n for e in events)
+            values = (None, None, numbers[-1:]) if top else (len(numbers), sum(numbers), numbers)
             if suppress and before and before[:2] == (times, values):
                 continue
             pane = (kind, index, index == 0) if panes else (None, None, None)
             if mode == "retract" and before:
-                said += [(-1, *before[1], *before[2])] * before[0]
-            said += [(1, *values, *pane, last if panes else None)] * times
+                said += rows_of(-1, before[0], (*before[1], *before[2]))
+            said += rows_of(1, times, (*values, *pane, last if panes else None))
             before, index = (times, values, (*pane, False if panes else None)), index + 1
         if said:
             expected[key, time] = said
@@ -211,9 +223,10 @@ def told(table):
     found = defaultdict(list)
     for row in table.to_dicts() if table.width else ():
         pane = (row.get(f"pane_{name}") for name in ("kind", "index", "first", "last"))
-        values = (row["rows"], row["total"], sorted(row["values"]))
+        numbers = sorted(row["values"]) if "values" in row else [row["top"]]
+        values = (row.get("rows"), row.get("total"), numbers)
         key = row["key"], seconds(row["window_end"])
-        found[key].append((row.get("__diff", 1), *values, *pane))
+        found[key].append((row.get("__diff", 1), *values, *pane, row.get("place")))
     return dict(found)
 
 
@@ -239,7 +252,7 @@ TIMES = [None, 1, 2, 3, 5.0, 8.0]
 
 def check_panes(
     rows_given, drawn, *, mode="retract", early=None, late=None, delay=0, lateness=4, suppress=True,
-    partitions=1, batches=1, seed=0,
+    top=False, ranked=False, pairs=1 << 19, partitions=1, batches=1, seed=0,
 ):  # fmt: skip
     """Compare what is emitted of ``(second, key, n)``, and of seconds that pass, with the model."""
     rows = [d if isinstance(d, float) else event(*d) for d in drawn]
@@ -255,10 +268,23 @@ def check_panes(
     found, books = model(
         rows, partitions=partitions, delay=delay, lateness=lateness, early=early, late=late
     )
-    app = declared(mode, delay=delay, lateness=lateness, **emit)
+    window = ms.sliding(timedelta(seconds=SIZE), rank="place" if ranked else None)
+    app = declared(
+        mode,
+        delay=delay,
+        lateness=lateness,
+        window=window,
+        aggregates=TOP if top else EVERY,
+        **emit,
+    )
     given_rows = [testing.Tick(timedelta(seconds=r)) if isinstance(r, float) else r for r in rows]
-    out = rows_given(app, {"events": given_rows}, batches=batches, partitions=partitions, seed=seed)
-    assert told(out.rows["out"]) == expected_rows(found, mode, suppress=suppress, panes=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sliding_triggers, "_PAIRS", pairs)
+        out = rows_given(
+            app, {"events": given_rows}, batches=batches, partitions=partitions, seed=seed
+        )
+    expected = expected_rows(found, mode, suppress=suppress, panes=True, top=top, ranked=ranked)
+    assert told(out.rows["out"]) == expected
     line = out.books.get("windows", Counter())
     assert {name: line[name] for name in books} == dict(books)
 
@@ -272,6 +298,9 @@ def check_panes(
     delay=st.sampled_from([0, 0, 7]),
     lateness=st.sampled_from([0, 4, 30]),
     suppress=st.booleans(),
+    top=st.booleans(),
+    ranked=st.booleans(),
+    pairs=st.sampled_from([1, 9, 1 << 19]),
     partitions=st.sampled_from([1, 4, 7]),
     batches=st.integers(1, 6),
     seed=st.integers(0, 99),
@@ -421,7 +450,7 @@ CASES = {
 @pytest.mark.parametrize("mode", ["update", "retract"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_in_each_case_panes_are_the_models(rows_given, case, mode):
-    check_panes(rows_given, mode=mode, **case)
+    check_panes(rows_given, mode=mode, pairs=5, ranked=True, **case)
 
 
 @pytest.mark.parametrize(("early", "late"), [(5.0, 8.0), (2, 3), ((5.0,), None)])
@@ -434,3 +463,20 @@ def test_buckets_are_divided_and_put_together_while_panes_wait(
         drawn.insert(at, 3.0)
     for seed in range(3):
         check_panes(rows_given, drawn, early=early, late=late, batches=3, seed=seed)
+
+
+def test_timers_of_a_long_delay_lie_in_a_few_slots(rows_given):
+    app = declared("update", lateness=8, early=timedelta(seconds=60))
+    rows = []
+    for n in range(24):
+        rows += [event(n % 3, "a", n), testing.Tick(timedelta(seconds=1))]
+    out = rows_given(app, {"events": rows})
+    stored = [json.loads(state.stored) for state in out.engine.states.values()]
+    due = [
+        Run.from_message(entry)
+        for manifest in stored
+        for message in manifest.values()
+        for entry in message["runs"].get("due", ())
+    ]
+    assert 1 <= len({run.slot for run in due}) <= 5
+    assert sum(run.rows for run in due) <= 24
