@@ -218,8 +218,8 @@ class _TriggeredBatch(SlidingBatch):
         events = concat_present([part for part in (known, self.changes) if part is not None])
         if events is None:
             return None
-        found = [self._fired(rows) for rows in self._rows_of(events, due) if len(rows.event)]
-        return concat_present(found)
+        fired = [self._fired(rows) for rows in self._rows_of(events, due) if len(rows.event)]
+        return concat_present([stages for stages in fired if stages is not None])
 
     def _between(self, waits_us: int) -> pl.DataFrame | None:
         """Return the events that the watermark, less a time, has passed now."""
