@@ -110,6 +110,12 @@ def test_a_question_that_does_not_fit_is_refused_with_what_is_allowed(asked, nam
     assert says in str(refused.value)
 
 
+def test_rows_of_an_outer_join_that_have_no_key_are_refused_as_they_are_not_held(asked):
+    app, _ = asked
+    with pytest.raises(ConfigError, match="a left join, was asked for a key that has a null"):
+        app.ask("joined", user=[None, "ann"], deadline=LONG)
+
+
 def test_keys_may_be_given_as_frames_columns_and_texts(asked):
     app, _ = asked
     rows = app.ask("updated", ad=[1, 2], user="ann").rows.sort("ad", "window_start")
