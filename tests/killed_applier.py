@@ -84,7 +84,7 @@ def command(*arguments):
     )
 
 
-def wait_for_topic(folder, capture, timeout_s=60):
+def wait_for_topic(folder, capture, timeout_s=250):
     """Wait until the capture has made the topic from which a copy is applied; before that, `apply` refuses."""
     until = time.monotonic() + timeout_s
     with connect(folder) as log:
