@@ -1,6 +1,7 @@
 """A function that takes rows back gives what one over the rows that are left would give."""
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -176,3 +177,64 @@ def test_a_call_that_takes_back_what_does_not_hold_fails_and_stops_nothing():
     assert out["v"].rows() == []
     assert out.dead.height == 2
     assert "which was not emitted for this key, or was taken back" in out.dead["reason"][0]
+
+
+class Catching(ms.ProcessFunction):
+    """Goes on where nothing could be taken back, and takes a row with 0.0 back as -0.0."""
+
+    def on_row(self, context, row):
+        with suppress(Exception):
+            context.retract({"k": row["k"], "x": 5.0})
+        context.emit({"k": row["k"], "x": 0.0})
+        if row["n"] == 2:
+            context.retract({"k": row["k"], "x": -0.0})
+
+    def on_retraction(self, context, row):
+        raise AssertionError("events are never taken back")
+
+
+def test_an_error_of_retract_that_is_caught_takes_nothing_back_and_zeros_are_equal():
+    app, stream = events()
+    made = stream.process(Catching(), by="k", schema={"k": str, "x": float}, order="arrival")
+    made.group_by("k").agg(n=ms.count()).view("v", key="k")
+    rows = [Event(START + timedelta(seconds=at), "x", 1 + at % 2) for at in range(4)]
+    out = testing.run(app, {"t": rows}, batches=2, partitions=1)
+    assert out["v"].rows() == [("x", 2)]
+    assert out.dead.height == 0
+
+
+class Twice(ms.ProcessFunction):
+    """Emits equal rows at different times, and takes back the latest."""
+
+    def on_row(self, context, row):
+        (context.emit if row["n"] else context.retract)({"k": row["k"]})
+
+    def on_retraction(self, context, row):
+        raise AssertionError("events are never taken back")
+
+
+class Seconds(ms.ProcessFunction):
+    """Emits the second of each row, and fails at the first one."""
+
+    def on_row(self, context, row):
+        self.tell(context, context.emit)
+
+    def on_retraction(self, context, row):
+        self.tell(context, context.retract)
+
+    def tell(self, context, how):
+        if context.time == START:
+            raise ValueError("not the first one")
+        how({"second": context.time.second})
+
+
+def test_of_equal_rows_at_two_times_the_one_that_failed_is_remembered():
+    app, stream = events()
+    twice = stream.process(Twice(), by="k", schema={"k": str}, order="arrival")
+    seconds = twice.process(Seconds(), by="k", schema={"second": int}, order="arrival")
+    seconds.group_by("second").agg(n=ms.count()).view("v", key="second")
+    came = [Event(START, "x", 1), Event(START + timedelta(seconds=5), "x", 1)]
+    taken_back = Event(START + timedelta(seconds=5), "x", 0)
+    out = testing.run(app, {"t": [*came, testing.Tick("1 second"), taken_back]}, partitions=1)
+    assert out["v"].rows() == []
+    assert out.dead.height == 1
