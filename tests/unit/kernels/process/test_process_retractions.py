@@ -10,10 +10,12 @@ import pytest
 from example_counts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from process_run import Run, stored_keys
 
 import millstream as ms
 from millstream import testing
 from millstream.errors import ConfigError
+from millstream.kernels.frames import DIFF, TIME
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 END = testing.Watermark("t", at=START + timedelta(days=9))
@@ -238,3 +240,46 @@ def test_of_equal_rows_at_two_times_the_one_that_failed_is_remembered():
     out = testing.run(app, {"t": [*came, testing.Tick("1 second"), taken_back]}, partitions=1)
     assert out["v"].rows() == []
     assert out.dead.height == 1
+
+
+class Newer(Totals):
+    """Another version, which has its state from the one before."""
+
+    version = 2
+
+    def migrate(self, version, state):
+        assert [*state] == ["total", "windows"]
+        return state
+
+
+def kernel_of_windows(function):
+    app = ms.App("p", log="unused")
+    stream = app.topic("t", Event, key="k").stream(time="at")
+    counts = stream.window(ms.tumbling("10 seconds"), by="k").emit("update").agg(n=ms.count())
+    made = counts.process(function, by="k", schema=TOTAL, side_outputs=SIDE, order="arrival")
+    return made.node.parent.kernel
+
+
+def window_row(kernel, n, sign):
+    given = {"k": "x", "n": n, "window_start": START, "window_end": START}
+    columns = [pl.Series(name, [given[name]], dtype) for name, dtype in kernel.columns]
+    return pl.DataFrame([*columns, pl.Series(TIME, [0]), pl.Series(DIFF, [sign], pl.Int8)])
+
+
+def test_a_newer_version_knows_which_rows_have_failed_and_which_hold():
+    kernel = kernel_of_windows(Totals())
+    done = Run(kernel)
+    for n in (1, BAD):
+        done.batch(window_row(kernel, n, 1), 0)
+    assert len(done.failed) == 1
+    done.kernel = kernel_of_windows(Newer())
+    assert done.batch(window_row(kernel, BAD, -1), 0).rows is None
+    taken_back = done.batch(window_row(kernel, 1, -1), 0).rows
+    assert taken_back[DIFF].to_list() == [-1, -1]
+    assert len(done.failed) == 1
+    assert stored_keys(done) == 0
+
+
+def test_what_the_operator_notes_of_a_key_is_not_shown_as_its_state():
+    columns = kernel_of_windows(Totals()).state_columns
+    assert columns.shown(pl.DataFrame(schema=columns.schema)).columns == ["k", "total", "windows"]
