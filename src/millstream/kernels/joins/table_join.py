@@ -28,8 +28,7 @@ from typing import Literal
 
 import polars as pl
 
-from millstream.errors import UserCodeError
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, UserCodeError
 from millstream.kernels.changes import consolidate, total_weight, with_diff, with_weight
 from millstream.kernels.errors.user_code import error_reason
 from millstream.kernels.frames import DIFF, HASH, TIME, WEIGHT, in_one_chunk
