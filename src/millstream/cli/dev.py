@@ -15,7 +15,7 @@ import click
 
 from millstream.cli.plan import print_plan
 from millstream.cli.run import split_file
-from millstream.cli.tables import Address
+from millstream.cli.tables import app_log_option, app_name_option
 from millstream.cli.watched_program import ProgramError, WatchedProgram
 from millstream.engine.interrupts import Interrupts, count_interrupts
 from millstream.errors import ConfigError, EnvironmentProblem, FencedError, MillstreamError
@@ -33,14 +33,8 @@ _EXIT_INTERRUPTED = 130
 
 @click.command()
 @click.argument("file", metavar="FILE[:APP]")
-@click.option("--app", "name", help="Which app, where the file declares several: as FILE:APP.")
-@click.option(
-    "--log",
-    "address",
-    metavar="FOLDER|kafka://HOST:PORT",
-    type=Address(file_okay=False, path_type=Path),
-    help="The log, instead of the one that the app names; where it names none, MILLSTREAM_LOG.",
-)
+@app_name_option
+@app_log_option
 @click.option(
     "--listen",
     default=LISTEN_DEFAULT,
