@@ -147,6 +147,7 @@ class AnswerService:
         then: Callable[[Answer], T],
     ) -> Future[T]:
         """Begin to answer, in a thread; the future has what ``then`` makes of the answer. Else as :meth:`ask`."""
+        at_least = checked_position(at_least)
         if keys is not None and key:
             raise ConfigError(
                 f"The question {name!r} has keys twice: in one argument, and as {', '.join(key)}. Give them once."
@@ -418,3 +419,24 @@ def call_question(
             f"The question {name!r} failed: {type(error).__name__}: {error}. Correct its function, or ask for something else.",
             step=name,
         ) from error
+
+
+def checked_position(given: Mapping[str, Any] | None) -> dict[str, dict[str, int]] | None:
+    """Return a position that an answer must reflect, with partitions as texts, as positions have them.
+
+    Raises:
+        ConfigError: it is no position.
+    """
+    if given is None:
+        return None
+    found: dict[str, dict[str, int]] = {}
+    for topic, offsets in given.items() if isinstance(given, Mapping) else [("", given)]:
+        partitions = offsets.items() if isinstance(offsets, Mapping) else [("", offsets)]
+        found[topic] = {str(partition): offset for partition, offset in partitions}
+        for partition, offset in found[topic].items():
+            if not partition.isdecimal() or isinstance(offset, bool) or not isinstance(offset, int):
+                raise ConfigError(
+                    f"The position at_least is {given!r}. Give topic → partition → offset of the next record, such as "
+                    '{"clicks": {"0": 17}}.'
+                )
+    return found
