@@ -76,7 +76,7 @@ def _typed(target: QueryTarget, name: str, dtype: pl.DataType, given: Any) -> pl
         else:
             if dtype != pl.Boolean and any(isinstance(value, bool) for value in values):
                 raise TypeError("true and false are no such values")  # noqa: TRY301 - said with the column
-            read = [_read(value, dtype) for value in values]
+            read = [key_value(value, dtype) for value in values]
             column = pl.Series(name, read, strict=True) if read else pl.Series(name, [], dtype)
         if column.dtype != dtype:
             if not _is_castable(column.dtype, dtype):
@@ -97,8 +97,12 @@ def _listed(given: Any) -> list[Any]:
     return [given]
 
 
-def _read(value: Any, dtype: pl.DataType) -> Any:
-    """Return a value as Python has it; a text stands for what JSON and a command line cannot say."""
+def key_value(value: Any, dtype: pl.DataType) -> Any:
+    """Return a value as Python has it; a text stands for what JSON and a command line cannot say.
+
+    Raises:
+        ConfigError: the text says no value of the type.
+    """
     if isinstance(value, str) and not _is_text(dtype):
         value = parse_value(value, view_kind(dtype))
     if isinstance(value, datetime) and value.tzinfo is None and isinstance(dtype, pl.Datetime):
