@@ -209,8 +209,11 @@ def test_the_engine_is_what_the_program_says_then_its_command_line_then_the_envi
     assert choose_engine(None) == "spark"
     assert choose_engine("local") == "local"
     monkeypatch.setattr(sys, "argv", ["app.py", "--engine=lokal"])
-    with pytest.raises(ConfigError, match=r"--engine of app.py is 'lokal'.*Did you mean 'local'"):
+    with pytest.raises(
+        ConfigError, match=r"--engine of app.py is 'lokal'.*Did you mean 'local'.*app\.run\(engine="
+    ):
         choose_engine(None)
+    assert choose_engine("spark") == "spark"
     monkeypatch.setattr(sys, "argv", ["app.py", "--engine"])
     with pytest.raises(ConfigError, match='Choose "spark" or "local"'):
         choose_engine(None)
