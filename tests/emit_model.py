@@ -50,6 +50,11 @@ class Left:
         return sum(one.n for one in self.events)
 
 
+def apart(earlier: Came, later: Came) -> float:
+    """Return the time from one to another, to the microsecond."""
+    return round(later.time - earlier.time, 6)
+
+
 def spans(kind: str, time: float) -> list[tuple[float, float]]:
     """Return the windows in time that hold a time."""
     if kind == "tumbling":
@@ -80,7 +85,7 @@ def _of_key(kind: str, key: str, mine: Sequence[Came]) -> Iterable[Left]:
         return _sessions(key, mine)
     if kind.startswith("sliding"):
         return [
-            Left(key, row.time - SIZE, row.time, [o for o in mine if 0 <= row.time - o.time <= SIZE])
+            Left(key, row.time - SIZE, row.time, [o for o in mine if 0 <= apart(o, row) <= SIZE])
             for row in mine
         ]
     if kind == "count with timeout":
@@ -95,7 +100,7 @@ def _of_key(kind: str, key: str, mine: Sequence[Came]) -> Iterable[Left]:
 def _sessions(key: str, mine: Sequence[Came]) -> list[Left]:
     found: list[Left] = []
     for one in sorted(mine, key=lambda one: one.time):
-        if not found or one.time - found[-1].events[-1].time > GAP:
+        if not found or apart(found[-1].events[-1], one) > GAP:
             found.append(Left(key, one.time, 0.0))
         found[-1].events.append(one)
         found[-1].end = one.time + GAP
@@ -110,7 +115,7 @@ def _until_timeouts(key: str, mine: Sequence[Came]) -> list[Left]:
     found: list[list[Came]] = []
     for one in mine:
         full = found and len(found[-1]) == COUNT
-        if not found or full or one.seen >= found[-1][0].time + TIMEOUT:
+        if not found or full or round(one.seen - found[-1][0].time, 6) >= TIMEOUT:
             found.append([])
         found[-1].append(one)
     return [_counted(key, number, events) for number, events in enumerate(found)]
@@ -133,7 +138,7 @@ def shown_of_open(left: Left, early: object) -> Left | None:
 def first_panes(
     kind: str,
     items: Sequence[Came | float],
-    early: int | float,
+    early: float,
     partition_of: Callable[[str], int],
     partitions: int,
 ) -> list[Left]:
@@ -170,7 +175,7 @@ def first_panes(
 class _OnePane:
     kind: str
     whole: Left
-    early: int | float
+    early: float
     taken: list[Came] = field(default_factory=list)
     new: int = 0
     due: float | None = None

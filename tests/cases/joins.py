@@ -217,7 +217,7 @@ INTERVALS = [
 
 
 def within_ten_seconds():
-    """Return a case of its stream–stream joins: rows without a value are in no pair."""
+    """Return a case of its stream-stream joins: rows without a value are in no pair."""
     rows = [given.values for given in kafka_inputs() if given.values.id is not None]
     pairs = [f"{left}+{right}" for left in "ABCDEF" for right in "abcdef"]
     joins = [(how, pairs, {}) for how in ("inner", "left", "right", "full")]
