@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-NEVER = -(10**9)
+NEVER, AT_LAST = -(10**9), 10**9
 GAP, SIZE = 3.0, 4.0  # of sessions, and of sliding windows
 COUNT, SLIDE, TIMEOUT = 3, 2, 7.0
 FIXED = ("tumbling", "hopping", "cumulating")
@@ -144,7 +144,7 @@ def first_panes(
 ) -> list[Left]:
     """Return what each window had when it fired; no event is late, and all keys' events are in the order of time.
 
-    ``items`` are events, and seconds of running time that pass between them. ``early`` is a number of events, or
+    ``items`` are events, and seconds of running time that pass between them; at last all time passes. ``early`` is a number of events, or
     (a float) seconds of running time.
     """
     events = [one for one in items if isinstance(one, Came)]
@@ -166,6 +166,9 @@ def first_panes(
             clock += item
             for one in firsts:
                 one.tick(clock)
+    for one in firsts:
+        one.reach(AT_LAST)
+        one.tick(AT_LAST)
     full = kind in ("count", "count with slide")
     made = [(one.pane(full=full), one) for one in firsts]
     return [left for left, one in made if left is not None for _ in range(one.times)]
