@@ -137,7 +137,7 @@ def shell_env() -> dict[str, str]:
 
 def in_this_process(call: object, arguments: list[str]) -> str:
     """Call something with the arguments of its command line; return what it prints on both streams."""
-    printed = io.StringIO()
+    printed = io.TextIOWrapper(io.BytesIO(), write_through=True)  # some commands print bytes
     before = sys.argv, sys.path[:], set(sys.modules)
     sys.argv = arguments
     sys.path.insert(0, str(Path.cwd()))
@@ -150,7 +150,7 @@ def in_this_process(call: object, arguments: list[str]) -> str:
         for name in set(sys.modules) - before[2]:  # files of the page change from block to block
             if (getattr(sys.modules[name], "__file__", None) or "").startswith(here):
                 del sys.modules[name]
-    return printed.getvalue()
+    return printed.buffer.getvalue().decode()  # type: ignore[attr-defined]
 
 
 def is_as_shown(printed: str, shown: str) -> bool:
@@ -160,7 +160,7 @@ def is_as_shown(printed: str, shown: str) -> bool:
 
 
 def _stripped(text: str) -> str:
-    return "\n".join(line.rstrip() for line in text.strip("\n").splitlines())
+    return "\n".join(line.rstrip() for line in text.splitlines()).strip("\n")
 
 
 def rewritten(page: str) -> str:
