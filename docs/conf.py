@@ -29,9 +29,6 @@ exclude_patterns = [
     path.name for path in ROOT.iterdir() if path.is_dir() and path.name not in ("docs", "benchmarks")
 ]
 
-# That every page but a decision is in the navigation is tested.
-suppress_warnings = ["toc.not_included"]
-
 # Headings have the anchors that the pages have where the repository is looked at.
 myst_heading_anchors = 4
 highlight_language = "text"
@@ -57,7 +54,7 @@ html_theme_options = {
     "dark_css_variables": {"color-brand-primary": "#4fc3b5", "color-brand-content": "#4fc3b5"},
     "top_of_page_buttons": [],
 }
-pygments_style = "friendly"
-pygments_dark_style = "monokai"
+pygments_style = "default"
+pygments_dark_style = "github-dark"
 
 setup = site_pages.setup

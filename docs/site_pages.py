@@ -23,7 +23,7 @@ from millstream.cli.main import millstream as command_group
 ROOT = Path(__file__).resolve().parents[1]
 HOME = "docs/index"
 
-# The captions of the navigation, with the pages below each. Decisions are found from their list.
+# The captions of the navigation, with the pages below each.
 NAVIGATION: dict[str, list[str]] = {
     "Start": ["docs/guide/tutorial", "README", "docs/demo", "docs/dev"],
     "Concepts": [
@@ -117,6 +117,11 @@ NAVIGATION: dict[str, list[str]] = {
     ],
 }
 
+# Pages that the navigation names otherwise than they do themselves.
+SHORT_TITLES = {"README": "Overview, and how it compares"}
+# Decisions are found from their list. Among the results of a search they would stand before what a user looks for.
+BESIDE = "---\norphan: true\nnosearch: true\n---\n"
+
 # The public names, by the page that has their entries.
 PUBLIC_NAMES: dict[str, str] = {
     "docs/reference/app": "App Topic Stream Windowed Table Grouped",
@@ -169,6 +174,8 @@ def _add_to_page(_app: object, docname: str, source: list[str]) -> None:
         source[0] += contents()
     elif docname == "docs/reference/commands":
         source[0] += "\n".join(command_entries())
+    elif docname.startswith("docs/decisions/") and docname != "docs/decisions/README":
+        source[0] = BESIDE + source[0]
     else:
         source[0] += "".join(entry(name) for name in names_on(docname))
 
@@ -177,10 +184,14 @@ def contents() -> str:
     """Give the hidden tables of contents that the navigation is made of."""
     return "".join(
         f"\n```{{toctree}}\n:caption: {caption}\n:hidden:\n\n"
-        + "".join(f"/{page}\n" for page in pages)
+        + "".join(map(_listed, pages))
         + "```\n"
         for caption, pages in NAVIGATION.items()
     )
+
+
+def _listed(page: str) -> str:
+    return f"{SHORT_TITLES[page]} </{page}>\n" if page in SHORT_TITLES else f"/{page}\n"
 
 
 # The reference of names.
@@ -230,7 +241,7 @@ def _straighten(
 
 def command_entries() -> Iterator[str]:
     """Give the entry of each command, as Markdown."""
-    context = click.Context(command_group, info_name="millstream")
+    context = click.Context(command_group, info_name="millstream", **command_group.context_settings)
     for name in COMMANDS:
         command = command_group.get_command(context, name)
         assert command is not None
@@ -324,7 +335,7 @@ def summary(text: str) -> str:
     """Give the first sentence of the first paragraph of a page, without links."""
     for paragraph in text.split("\n\n"):
         words = " ".join(paragraph.split())
-        if words and not re.match(r"[#|`!<*-]", words):
+        if words and not re.match(r"#|\||```|!|<|>|\*(?!\*)|- ", words):
             words = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", words)
             return re.split(r"(?<=[.!?]) (?=[A-Z`])", words)[0]
     return ""

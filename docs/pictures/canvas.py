@@ -84,7 +84,7 @@ class Picture:
     def mark(self, at: float, y: int, words: str) -> None:
         """Draw a row that comes out, with its words beside it."""
         self.dot(self.x(at), y, "out")
-        self.text(self.x(at) + 9, y + 4, words, kind="small", anchor="start")
+        self.text(self.x(at) + 8, y - 6, words, kind="small", anchor="start")
 
     def lane(self, y: int, name: str) -> None:
         self.text(LEFT - 12, y + 4, name, anchor="end")
