@@ -59,7 +59,11 @@ COMMANDS = {
     "check": (ALL, "tools/check.py", "Check style, types, layers, house rules, snippets"),
     "test-all": (ALL, "tools/run_tests.py test-all", "Run every test, and some on other versions"),
     "test-long": (ALL, "tools/run_tests.py test-long", "Run every lane, images, YARN, Kubernetes"),
-    "docs": (DOCS, "tools/build_docs.py", "Build the site of the documentation, and pack it for the wheel"),
+    "docs": (
+        DOCS,
+        "tools/build_docs.py",
+        "Build the site of the documentation, and pack it for the wheel",
+    ),
     "bench": (TEST, "tools/bench.py", "Run the programs in benchmarks/, or those named"),
     "uv": ("", "", "Run uv, with the network settings of pip"),
     "clean": ("", "", "Remove the environment, the installer and every cache in this folder"),

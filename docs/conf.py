@@ -26,7 +26,9 @@ root_doc = site_pages.HOME
 # The tree is read from its root, so that a link to README.md, to an example or to a manifest is one here, too.
 include_patterns = ["*.md", "docs/**.md", "benchmarks/*.md"]
 exclude_patterns = [
-    path.name for path in ROOT.iterdir() if path.is_dir() and path.name not in ("docs", "benchmarks")
+    path.name
+    for path in ROOT.iterdir()
+    if path.is_dir() and path.name not in ("docs", "benchmarks")
 ]
 
 # Headings have the anchors that the pages have where the repository is looked at.

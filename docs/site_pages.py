@@ -201,7 +201,11 @@ def names_on(docname: str) -> list[str]:
     """Give the dotted names whose entries a page has."""
     public = [f"millstream.{name}" for name in PUBLIC_NAMES.get(docname, "").split()]
     kit = [f"millstream.testing.{name}" for name in testing.__all__]
-    return [*public, *RETURNED.get(docname, ()), *(kit if docname == "docs/reference/testing" else ())]
+    return [
+        *public,
+        *RETURNED.get(docname, ()),
+        *(kit if docname == "docs/reference/testing" else ()),
+    ]
 
 
 def entry(name: str) -> str:
@@ -254,7 +258,9 @@ def _command_entry(command: click.Command, parent: click.Context, depth: int) ->
     yield f"\n{'#' * depth} {context.command_path}\n"
     yield f"```text\n{usage}\n```\n"
     yield from _help_text(command.help or "")
-    options = [record for each in command.get_params(context) if (record := each.get_help_record(context))]
+    options = [
+        record for each in command.get_params(context) if (record := each.get_help_record(context))
+    ]
     if options:
         yield "| Option | |\n|---|---|"
         yield from (f"| `{_cell(names)}` | {_escaped(_cell(told))} |" for names, told in options)
@@ -280,7 +286,8 @@ def _escaped(text: str) -> str:
     """Keep Markdown from reading a help text as its own, but for code between backticks."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(
-        part if part.startswith("`") else re.sub(r"([*_<>\[\]{}$~])", r"\\\1", part) for part in parts
+        part if part.startswith("`") else re.sub(r"([*_<>\[\]{}$~])", r"\\\1", part)
+        for part in parts
     )
 
 
@@ -320,8 +327,8 @@ def page_as_markdown(docname: str) -> str:
 
 def list_for_models(titles: dict[str, str]) -> str:
     """Give `llms.txt` (llmstxt.org): what this is, and each page with its first sentence."""
-    readme = (ROOT / "README.md").read_text()
-    lines = ["# Millstream", "", f"> {summary(readme)}", ""]
+    home = (ROOT / f"{HOME}.md").read_text()
+    lines = ["# Millstream", "", f"> {first_paragraph(home)}", ""]
     for caption, pages in NAVIGATION.items():
         lines += [f"## {caption}", ""]
         for page in pages:
@@ -332,10 +339,14 @@ def list_for_models(titles: dict[str, str]) -> str:
 
 
 def summary(text: str) -> str:
-    """Give the first sentence of the first paragraph of a page, without links."""
-    for paragraph in text.split("\n\n"):
+    """Give the first sentence of a page, without links."""
+    return re.split(r"(?<=[.!?:]) (?=[A-Z`])", first_paragraph(text))[0]
+
+
+def first_paragraph(text: str) -> str:
+    """Give the first paragraph of a page that is text alone, without links."""
+    for paragraph in re.sub(r"(?ms)^```.*?^```$", "", text).split("\n\n"):
         words = " ".join(paragraph.split())
         if words and not re.match(r"#|\||```|!|<|>|\*(?!\*)|- ", words):
-            words = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", words)
-            return re.split(r"(?<=[.!?]) (?=[A-Z`])", words)[0]
+            return re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", words)
     return ""

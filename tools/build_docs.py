@@ -17,9 +17,13 @@ from processes import run, say
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "build" / "site"
-PARSED = ROOT / "build" / "site-parsed"  # what Sphinx keeps, so that the next time it reads only what has changed
+PARSED = (
+    ROOT / "build" / "site-parsed"
+)  # what Sphinx keeps, so that the next time it reads only what has changed
 PACKED = ROOT / "src" / "millstream" / "site.zip"
-PACKED_DATE = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can have: the same pages give the same file
+BUILT_FOR_TOOLS = (".buildinfo", "objects.inv")  # and maps of minified files: no reader needs them
+# The earliest that a zip can have: the same pages give the same file.
+PACKED_DATE = (1980, 1, 1, 0, 0, 0)
 SPHINX = ["-m", "sphinx", "--fail-on-warning", "--jobs", "auto", "--quiet"]
 # What a browser fetches without being asked; a link is followed only by the reader.
 FETCHED = re.compile(
@@ -62,8 +66,7 @@ def pack(site: Path, target: Path) -> None:
     written = target.with_suffix(".new")
     with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as packed:
         for path in sorted(site.rglob("*")):
-            # .buildinfo and the inventory are for Sphinx alone
-            if path.is_file() and path.name not in (".buildinfo", "objects.inv"):
+            if path.is_file() and path.name not in BUILT_FOR_TOOLS and path.suffix != ".map":
                 about = zipfile.ZipInfo(path.relative_to(site).as_posix(), PACKED_DATE)
                 about.compress_type = zipfile.ZIP_DEFLATED
                 packed.writestr(about, path.read_bytes())

@@ -1,6 +1,6 @@
 """Draw the pictures of docs/joins.md: one of each kind of join, with the rows of its worked table.
 
-    python docs/pictures/draw_joins.py
+python docs/pictures/draw_joins.py
 """
 
 from __future__ import annotations

@@ -37,7 +37,13 @@ def windows() -> Picture:
         made.span(start, start + 10, y, str(_between(start, start + 10)), "right")
     for start, end in ((1, 8), (9, 14), (16, 20)):
         made.span(start, end, session, str(_between(start, end)), "out")
-    made.text(RIGHT_END, 20, "the number in a window is how many events it has", kind="small", anchor="end")
+    made.text(
+        RIGHT_END,
+        20,
+        "the number in a window is how many events it has",
+        kind="small",
+        anchor="end",
+    )
     for minute in (0, 5, 10, 15, 20):
         made.text(made.x(minute), made.height - 6, f"9:{minute:02}", kind="small")
     return made
@@ -123,7 +129,7 @@ def panes() -> Picture:
         made.dot(made.x(at), events, kind)
     for at, words in ((1, "1"), (3, "2"), (6, "3")):
         made.mark(at, update, words)
-    for at, words in ((1, "+1"), (3, "−1 +2"), (6, "−2 +3")):
+    for at, words in ((1, "+1"), (3, "-1 +2"), (6, "-2 +3")):
         made.mark(at, retract, words)
     made.mark(7.6, final, "3")
     made.mark(9, side, "the event")

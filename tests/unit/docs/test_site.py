@@ -73,7 +73,9 @@ def opened(site, chromium):
 
 
 def test_the_search_needs_no_server(site, chromium):
-    page = chromium.new_page()  # without a server, the extracts of pages cannot be fetched: they are missing
+    page = (
+        chromium.new_page()
+    )  # without a server, the extracts of pages cannot be fetched: they are missing
     page.goto(f"{site.as_uri()}/search.html?q=watermark")
     page.wait_for_selector("#search-results ul.search li", timeout=WAIT_MS)
     found = page.locator("#search-results li a").all_inner_texts()

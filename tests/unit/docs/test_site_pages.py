@@ -36,9 +36,7 @@ def test_every_page_is_in_the_navigation_once(site_pages):
         ]
         if path.parent.name != "decisions"  # these are found from their list
     ]
-    assert sorted(pages) == sorted(
-        {*there, "docs/decisions/README"} - {site_pages.HOME}
-    )
+    assert sorted(pages) == sorted({*there, "docs/decisions/README"} - {site_pages.HOME})
 
 
 def test_every_public_name_has_one_entry(site_pages):
@@ -60,7 +58,7 @@ def test_every_command_and_each_below_it_has_an_entry(site_pages):
 def test_the_list_for_language_models_has_each_page_with_its_sentence(site_pages):
     pages = pages_of(site_pages)
     text = site_pages.list_for_models({page: f"title of {page}" for page in pages})
-    assert text.startswith("# Millstream\n\n> Millstream is a Python library and a command.\n")
+    assert text.startswith("# Millstream\n\n> Millstream is a Python library and a command. It")
     for page in pages:
         (line,) = [line for line in text.splitlines() if f"]({page}.md)" in line]
         assert line.startswith(f"- [title of {page}]")
@@ -68,5 +66,5 @@ def test_the_list_for_language_models_has_each_page_with_its_sentence(site_pages
 
 
 def test_a_summary_is_a_sentence_without_links(site_pages):
-    page = "# Title\n\n> said\n\n*motto*\n\nA [link](x.md) to `a.b`. More. And more.\n"
+    page = "# Title\n\n> said\n\n*motto*\n\n```sh\nx\n\ny\n```\n\nA [link](x.md) to `a.b`. More. And more.\n"
     assert site_pages.summary(page) == "A link to `a.b`."
