@@ -262,7 +262,7 @@ def _command_entry(command: click.Command, parent: click.Context, depth: int) ->
         record for each in command.get_params(context) if (record := each.get_help_record(context))
     ]
     if options:
-        yield "| Option | |\n|---|---|"
+        yield "| Option | Meaning |\n|---|---|"
         yield from (f"| `{_cell(names)}` | {_escaped(_cell(told))} |" for names, told in options)
         yield ""
     if isinstance(command, click.Group):
