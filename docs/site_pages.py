@@ -165,7 +165,7 @@ RETURNED = {
 def setup(app: Any) -> None:
     """Register with Sphinx what is done while pages are read, and at the end."""
     app.connect("source-read", _add_to_page)
-    app.connect("autodoc-process-docstring", _straighten)
+    app.connect("autodoc-process-docstring", straighten)
     app.connect("build-finished", _write_beside)
 
 
@@ -225,10 +225,14 @@ def entry(name: str) -> str:
     return f"\n```{{eval-rst}}\n.. {kind}:: {name}\n{options}```\n"
 
 
-def _straighten(
-    _app: object, _what: str, _name: str, _object: object, _options: object, lines: list[str]
+def straighten(
+    _app: object, what: str, _name: str, _object: object, _options: object, lines: list[str]
 ) -> None:
-    """Make one paragraph of `Guarantees: …` with its indented lines, which would be a list of definitions."""
+    """Put right what Google's style makes of two habits of our docstrings.
+
+    `Guarantees: …` with its indented lines is one paragraph, and no list of definitions. And what stands before a colon in
+    the first line of a property is no type.
+    """
     within = False
     for number, line in enumerate(lines):
         if re.match(r"(Guarantees|Costs|Source): \S", line):
@@ -238,6 +242,10 @@ def _straighten(
             within = False
         elif within:
             lines[number] = line.lstrip()
+    for line in [line for line in lines if line.startswith(":type: ")]:
+        if what in ("property", "attribute"):
+            lines.remove(line)
+            lines[0] = f"{line.removeprefix(':type: ')}: {lines[0]}"
 
 
 # The reference of commands.

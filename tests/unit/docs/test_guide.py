@@ -16,6 +16,7 @@ def test_a_page_does_what_it_shows(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MILLSTREAM_ENGINE", "local")  # a page that exports it leaves nothing behind
     monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--millstream-batchings=4")  # of 20, to save time
     monkeypatch.delenv("MILLSTREAM_LOG", raising=False)
     for block in blocks_of(path.read_text()):
         printed = perform(block, tmp_path)

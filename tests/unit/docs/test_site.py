@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.long  # the whole site is built; `make check` checks its pages
 ROOT = Path(__file__).resolve().parents[3]
 WAIT_MS = 60_000
 PAGES = ("docs/index", "docs/guide/tutorial", "docs/guide/time", "docs/joins", "docs/reference/app")

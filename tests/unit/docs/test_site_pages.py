@@ -68,3 +68,12 @@ def test_the_list_for_language_models_has_each_page_with_its_sentence(site_pages
 def test_a_summary_is_a_sentence_without_links(site_pages):
     page = "# Title\n\n> said\n\n*motto*\n\n```sh\nx\n\ny\n```\n\nA [link](x.md) to `a.b`. More. And more.\n"
     assert site_pages.summary(page) == "A link to `a.b`."
+
+
+def test_a_guarantee_is_one_paragraph_and_a_property_has_no_type_of_its_text(site_pages):
+    lines = ["Guarantees: each", "    once.", "", "    code"]
+    site_pages.straighten(None, "method", "", None, None, lines)
+    assert lines == ["**Guarantees:** each", "once.", "", "    code"]
+    lines = ["one without ends.", "", ":type: The spans"]
+    site_pages.straighten(None, "property", "", None, None, lines)
+    assert lines == ["The spans: one without ends.", ""]
