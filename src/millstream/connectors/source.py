@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -63,7 +64,9 @@ class Source:
     moved: bool = False
     clock_ms: Callable[[], int] = field(default=lambda: time.time_ns() // 1_000_000)
     read_s: float = _READ_S
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
     _stop: threading.Event = field(default_factory=threading.Event)
+    _has_begun: bool = False
 
     def stop(self) -> None:
         """Make :meth:`run` return when what it has begun is durable. From any thread."""
@@ -114,16 +117,19 @@ class Source:
             self.topic,
             self.connector,
             self.partitions,
-            self.clock_ms,
             self.moved,
+            self.token,
+            self._has_begun,
         )
-        with writer, closing(self.connector.open(dict(writer.positions))) as reader:
-            while not self._stop.is_set():
-                batch = reader.read(self.read_s)
-                if batch is not None and not batch.is_empty:
-                    writer.write(batch)
-                    reader.stored(batch)
-                yield self._status(writer, reader, batch)
+        with writer:
+            self._has_begun = True
+            with closing(self.connector.open(dict(writer.positions))) as reader:
+                while not self._stop.is_set():
+                    batch = reader.read(self.read_s)
+                    if batch is not None and not batch.is_empty:
+                        writer.write(batch)
+                        reader.stored(batch)
+                    yield self._status(writer, reader, batch)
 
     def _status(
         self, writer: SourceWriter, reader: SourceReader, batch: SourceBatch | None

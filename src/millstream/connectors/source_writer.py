@@ -20,7 +20,6 @@ Source: Apache Kafka, KIP-98 (transactions), as KIP-618 uses them for source con
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -30,7 +29,7 @@ from typing import Any, Self
 from millstream.client.log import EventLog
 from millstream.client.producer import Producer
 from millstream.connectors.connector import DeadInput, Position, SourceBatch, SourceConnector
-from millstream.errors import ConfigError, ConflictError, CorruptionError
+from millstream.errors import ConfigError, ConflictError, CorruptionError, ProducerFencedError
 
 POSITIONS_VERSION = 1
 _TRANSACTION_TIMEOUT = "15 minutes"  # as long as Kafka's brokers allow
@@ -53,7 +52,12 @@ class SourceCounts:
 class SourceWriter:
     """Writes batches, and knows the positions in the log. For one thread; use it in ``with``.
 
+    Args:
+        token: What tells this run from others of the name.
+        again: This run has written before; if a later one has begun since, this one ends.
+
     Raises:
+        ProducerFencedError: a later source of this name has begun.
         ConflictError: the positions are of another source, or by a later version; the topic is not the one that was
             written to.
     """
@@ -63,12 +67,14 @@ class SourceWriter:
     topic: str
     connector: SourceConnector
     partitions: int
-    clock_ms: Callable[[], int]
     moved: bool = False
+    token: str = ""
+    again: bool = False
     positions: dict[str, Position] = field(default_factory=dict)
     counts: SourceCounts = SourceCounts()
     _topic_id: str = ""
     _has_dead_topic: bool = False
+    _begun: str = ""
 
     @property
     def positions_topic(self) -> str:
@@ -94,6 +100,9 @@ class SourceWriter:
                     compression="lz4",
                 )
             )
+            if self.again:
+                self._read_positions()
+                self._refuse_if_later()
             self._fence_older()
             written = self._read_positions()
             made = self.log.create_topic(self.topic, partitions=self.partitions, exist_ok=True)
@@ -177,10 +186,16 @@ class SourceWriter:
             }
         )
 
+    def _refuse_if_later(self) -> None:
+        if self._begun != self.token:
+            raise ProducerFencedError(
+                f"another source {self.name!r} has begun. This one ends; run one of a name at a time."
+            )
+
     def _fence_older(self) -> None:
         """Commit a transaction: what an older source has open is aborted, and nothing of it follows."""
         with self._producer.transaction():
-            self._send_position({"begun": self.name}, _to_json({"ts_ms": self.clock_ms()}))
+            self._send_position({"begun": self.name}, _to_json({"token": self.token}))
             self._producer.flush()
 
     def _read_positions(self) -> dict[str, Any] | None:
@@ -201,6 +216,8 @@ class SourceWriter:
                     ) from error
                 if "source" in named:
                     said = found
+                elif "begun" in named:
+                    self._begun = found["token"]
                 elif "split" in named and found is None:
                     self.positions.pop(named["split"], None)
                 elif "split" in named:

@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from millstream.choices import choose, did_you_mean
 from millstream.connectors.connector import SourceConnector
 from millstream.connectors.folder.folder_source import folder
+from millstream.connectors.mqtt import mqtt
 from millstream.connectors.redis_stream import redis_stream
 from millstream.errors import ConfigError
 
@@ -85,6 +86,12 @@ def _redis(url: str, given: Mapping[str, str]) -> SourceConnector:
     return redis_stream(url, *streams, **options)
 
 
+def _mqtt(url: str, given: Mapping[str, str]) -> SourceConnector:
+    options = _known(given, ("topics", "client", "session"))
+    topics = options.pop("topics", "").split(",")
+    return mqtt(url, *topics, client=options.pop("client", ""), **options)
+
+
 def _known(given: Mapping[str, str], known: tuple[str, ...]) -> dict[str, Any]:
     for name in given.keys() - set(known):
         raise ConfigError(
@@ -99,4 +106,6 @@ _MAKERS: dict[str, Callable[[str, Mapping[str, str]], SourceConnector]] = {
     **dict.fromkeys(("s3", "gs", "az", "hdfs"), _objects),
     "redis": _redis,
     "rediss": _redis,
+    "mqtt": _mqtt,
+    "mqtts": _mqtt,
 }

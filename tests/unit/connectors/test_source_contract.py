@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
+import mqtt_server
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -103,10 +105,12 @@ class TestJsonLines(OfFiles):
     pass
 
 
+@pytest.mark.long
 class TestJsonLinesInGzip(OfFiles):
     ending = ".ndjson.gz"
 
 
+@pytest.mark.long
 class TestJsonLinesInZstandard(OfFiles):
     ending = ".jsonl.zst"
 
@@ -116,6 +120,7 @@ class TestCsv(OfFiles):
     ending = ".csv"
 
 
+@pytest.mark.long
 class TestParquet(OfFiles):
     made = ParquetFolder
     ending = ".parquet"
@@ -150,6 +155,7 @@ class Objects(Folder):
         return None  # a request is tried again for long: the tests of the client have that
 
 
+@pytest.mark.long
 @pytest.mark.skipif(s3_server.find_binary() is None, reason=s3_server.HOW_TO_GET_IT)
 class TestObjects(SourceContract):
     rounds = 4
@@ -163,7 +169,7 @@ class TestObjects(SourceContract):
 
     @contextmanager
     def outside(self, folder):
-        yield Objects(folder, ".jsonl", url=f"s3://events/{folder.parent.name}")
+        yield Objects(folder, ".jsonl", url=f"s3://events/{uuid.uuid4().hex}")
 
 
 @dataclass
@@ -171,9 +177,12 @@ class Generated:
     """Events that a function makes from those that were put."""
 
     events: list
+    rate: float | None = None
 
     def connector(self):
-        made = ms.generate(lambda number, _: self.events[number], count=len(self.events))
+        made = ms.generate(
+            lambda number, _: self.events[number], count=len(self.events), rate=self.rate
+        )
         return replace(made, batch=7)
 
     def put(self, events):
@@ -191,29 +200,39 @@ class TestGenerated(SourceContract):
     def outside(self, folder):
         yield Generated([])
 
+    def test_what_is_put_while_it_runs_is_read(self, tmp_path):
+        """Nothing is put: events fall due."""
+        with self._trial(tmp_path) as trial:
+            trial.put(9)
+            trial.outside.rate = 50
+            with trial.running() as running:
+                running.wait_for(lambda status: status.records > 0)
+                running.wait_for(lambda status: status.records == 9 and status.state == "idle")
+            trial.check()
+
 
 @dataclass
 class Streams:
-    """A stream of a Redis server."""
+    """A stream of a Redis server, which no other test has."""
 
     server: redis_server.RedisServer
 
     def __post_init__(self):
-        import redis
-
+        redis = pytest.importorskip("redis")
         self.client = redis.Redis(port=self.server.port)
+        self.name = uuid.uuid4().hex
 
     def connector(self):
-        return replace(ms.redis_stream(self.server.url, "clicks"), entries=7)
+        return replace(ms.redis_stream(self.server.url, self.name), entries=7)
 
     def put(self, events):
         with self.client.pipeline() as pipe:
             for event in events:
-                pipe.xadd("clicks", event)
+                pipe.xadd(self.name, event)
             pipe.execute()
 
     def put_bad(self):
-        self.client.xadd("clicks", {"n": b"\xff"})
+        self.client.xadd(self.name, {"n": b"\xff"})
         return 1
 
     @contextmanager
@@ -224,7 +243,49 @@ class Streams:
 
 
 class TestRedisStream(SourceContract):
+    @pytest.fixture(autouse=True)
+    def _server(self, tmp_path_factory):
+        with redis_server.start(tmp_path_factory.mktemp("redis")) as self.server:
+            yield
+
     @contextmanager
     def outside(self, folder):
-        with redis_server.start(folder) as server:
-            yield Streams(server)
+        yield Streams(self.server)
+
+
+@dataclass
+class Messages:
+    """Topics of an MQTT broker, which no other test has, subscribed to before anything is published."""
+
+    server: mqtt_server.MqttServer
+
+    def __post_init__(self):
+        self.name = uuid.uuid4().hex
+        self.connector().open({}).close()
+
+    def connector(self):
+        made = ms.mqtt(self.server.url, f"{self.name}/#", client=self.name)
+        return replace(made, records_max=7)
+
+    def put(self, events):
+        self.server.publish([(f"{self.name}/a", json.dumps(event)) for event in events])
+
+    def put_bad(self):
+        return 0
+
+    @contextmanager
+    def down(self):
+        self.server.kill()
+        yield
+        self.server.start()
+
+
+class TestMqtt(SourceContract):
+    @pytest.fixture(autouse=True)
+    def _server(self, tmp_path_factory):
+        with mqtt_server.start(tmp_path_factory.mktemp("mqtt")) as self.server:
+            yield
+
+    @contextmanager
+    def outside(self, folder):
+        yield Messages(self.server)
