@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from millstream.client.json_fields import key_in, timestamp_ms_in
+from millstream.record import to_timestamp_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +41,13 @@ class RecordFields:
         """
         if self.time is None:
             return None
+        given = event.get(self.time)
+        if isinstance(given, datetime):  # of an event that a function made
+            return to_timestamp_ms(given)
         found = timestamp_ms_in(event, self.time)
         if found is None:
             raise ValueError(
-                f"the time is the field {self.time!r}, and it is {event.get(self.time)!r:.100}: give ISO 8601, or "
+                f"the time is the field {self.time!r}, and it is {given!r:.100}: give ISO 8601, or "
                 "milliseconds since 1970"
             )
         return found
