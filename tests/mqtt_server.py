@@ -13,6 +13,7 @@ from millstream.testing.free_ports import free_ports
 _SETTINGS = """
 listener {port} 127.0.0.1
 allow_anonymous true
+user root
 persistence true
 persistence_location {folder}/
 max_queued_messages 0

@@ -183,7 +183,11 @@ class MqttReader:
         while (answer := found()) is None:
             if self._source.monotonic_s() > end_s:
                 raise self._unavailable(f"no answer for {_ANSWER_S:.0f} s")
-            self._loop(0.1)
+            try:
+                self._loop(0.1)
+            except RetriableError:
+                if found() is None:  # a broker that refuses says so, and ends the connection
+                    raise
         return answer
 
     def _loop(self, wait_s: float) -> None:
