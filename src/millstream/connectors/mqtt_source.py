@@ -143,7 +143,7 @@ class MqttReader:
             self._client.username_pw_set(unquote(parts.username), password)
         if parts.scheme == "mqtts":
             self._client.tls_set()
-        asked = Properties(PacketTypes.CONNECT)
+        asked: Any = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         asked.SessionExpiryInterval = self._source.session_s
         asked.ReceiveMaximum = _IN_FLIGHT_MAX
         try:

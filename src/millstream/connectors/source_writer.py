@@ -216,7 +216,7 @@ class SourceWriter:
                     ) from error
                 if "source" in named:
                     said = found
-                elif "begun" in named:
+                elif "begun" in named and found is not None:
                     self._begun = found["token"]
                 elif "split" in named and found is None:
                     self.positions.pop(named["split"], None)
