@@ -15,9 +15,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import millstream as ms
+from millstream.capture.last_status import LastStatus
 from millstream.cli.main import run as run_command
 from millstream.client import connect
 from millstream.connectors.connector import SourceBatch
+from millstream.connectors.metrics import source_figures
+from millstream.connectors.source import SourceStatus
 from millstream.errors import (
     ConfigError,
     ConflictError,
@@ -25,6 +28,7 @@ from millstream.errors import (
     RetriableError,
     UserCodeError,
 )
+from millstream.metrics.definitions import METRICS, PREFIX
 from millstream.testing.connectors import SourceContract
 
 
@@ -406,3 +410,33 @@ def test_a_connector_that_breaks_it_fails(flaw, test, tmp_path, monkeypatch):
     if flaw == "blocks":
         monkeypatch.setattr("millstream.testing.connectors._WAIT_S", 1.0)
     assert fails(test, flaw, tmp_path / "trial")
+
+
+# ── metrics ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_figures_of_a_source_are_those_of_its_last_status():
+    last = LastStatus(lambda: 70.0)
+    last.add(SourceStatus("streaming", 7, 2, 1.5, "", "look"))
+    last.add(SourceStatus("retrying", problem="it is away"))
+    readings = {}
+    source_figures("orders", last)(Collected(readings))
+    assert readings == {
+        "source_retrying": 1,
+        "source_last_write_timestamp_seconds": 70,
+        "source_lag_seconds": 1.5,
+        "source_records_total": 7,
+        "source_dead_letters_total": 2,
+        "source_alarm": 1,
+    }
+    assert last.why_not_ready() == "It tries again: it is away"
+
+
+@dataclass
+class Collected:
+    found: dict
+
+    def add(self, name, value, **labels):
+        assert labels == {"source": "orders"}
+        assert METRICS[PREFIX + name].labels == ("source",)
+        self.found[name] = value
