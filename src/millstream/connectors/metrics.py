@@ -13,13 +13,13 @@ def source_figures(name: str, last: LastStatus[SourceStatus]) -> ReadFigures:
 
     def read(readings: Readings) -> None:
         said = last.read()
-        readings.add("source_retrying", float(bool(said.problem)), source=name)
-        readings.add("source_last_write_timestamp_seconds", said.durable_s, source=name)
+        readings.add("connector_retrying", float(bool(said.problem)), source=name)
+        readings.add("connector_last_write_timestamp_seconds", said.durable_s, source=name)
         if said.lag_s is not None:
-            readings.add("source_lag_seconds", said.lag_s, source=name)
+            readings.add("connector_lag_seconds", said.lag_s, source=name)
         if said.status is not None:
-            readings.add("source_records_total", said.status.records, source=name)
-            readings.add("source_dead_letters_total", said.status.dead, source=name)
-            readings.add("source_alarm", float(bool(said.status.alarm)), source=name)
+            readings.add("connector_records_total", said.status.records, source=name)
+            readings.add("connector_dead_letters_total", said.status.dead, source=name)
+            readings.add("connector_alarm", float(bool(said.status.alarm)), source=name)
 
     return read

@@ -145,12 +145,12 @@ apply_changes_total         | counter | capture | Changes of rows, in all runs.
 apply_done_ratio            | gauge   | capture | The part of the log that is applied, 0 to 1.
 """
 _SOURCE = """
-source_retrying             | gauge   | source | 1 while what is read, or the log, does not respond, and it is tried again.
-source_last_write_timestamp_seconds | gauge | source | When something became durable in the log last, or there was nothing more to read; before that, when it began.
-source_lag_seconds          | gauge   | source | How long the last record had been there when it was durable; 0 when there was nothing more. Missing where that is not known.
-source_records_total        | counter | source | Records that were read, in all runs.
-source_dead_letters_total   | counter | source | What was read and is no record, in all runs.
-source_alarm                | gauge   | source | 1 while somebody should do something, such as about a file that was passed over.
+connector_retrying             | gauge   | source | 1 while what is read, or the log, does not respond, and it is tried again.
+connector_last_write_timestamp_seconds | gauge | source | When something became durable in the log last, or there was nothing more to read; before that, when it began.
+connector_lag_seconds          | gauge   | source | How long the last record had been there when it was durable; 0 when there was nothing more. Missing where that is not known.
+connector_records_total        | counter | source | Records that were read, in all runs.
+connector_dead_letters_total   | counter | source | What was read and is no record, in all runs.
+connector_alarm                | gauge   | source | 1 while somebody should do something, such as about a file that was passed over.
 """
 
 METRICS: Mapping[str, MetricDefinition] = {

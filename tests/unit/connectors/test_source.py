@@ -422,12 +422,12 @@ def test_the_figures_of_a_source_are_those_of_its_last_status():
     readings = {}
     source_figures("orders", last)(Collected(readings))
     assert readings == {
-        "source_retrying": 1,
-        "source_last_write_timestamp_seconds": 70,
-        "source_lag_seconds": 1.5,
-        "source_records_total": 7,
-        "source_dead_letters_total": 2,
-        "source_alarm": 1,
+        "connector_retrying": 1,
+        "connector_last_write_timestamp_seconds": 70,
+        "connector_lag_seconds": 1.5,
+        "connector_records_total": 7,
+        "connector_dead_letters_total": 2,
+        "connector_alarm": 1,
     }
     assert last.why_not_ready() == "It tries again: it is away"
 
