@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _FIRST_S, _MAX_S = 0.5, 30.0
 
@@ -13,7 +13,7 @@ class RetryWait:
     """Waits twice as long each time, until something has succeeded; ``stop`` ends a wait at once."""
 
     stop: threading.Event
-    _next_s: float = _FIRST_S
+    _next_s: float = field(default_factory=lambda: _FIRST_S)
 
     def succeeded(self) -> None:
         """Begin with a short wait again."""

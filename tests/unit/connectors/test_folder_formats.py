@@ -53,12 +53,15 @@ def read(format_, content, *, batch: int = 1000, fields: RecordFields | None = N
         ),
         max_size=12,
     ),
-    end=st.sampled_from(["\n", "\r\n"]),
-    quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
+    # Python's writer leaves a lone \r unquoted where lines end with \n, against RFC 4180.
+    written=st.sampled_from(
+        [("\n", csv.QUOTE_ALL), ("\r\n", csv.QUOTE_MINIMAL), ("\r\n", csv.QUOTE_ALL)]
+    ),
     compression=st.sampled_from(["", "gz", "zst"]),
     batch=st.integers(1, 5),
 )
-def test_rows_of_csv_are_those_that_were_written(rows, end, quoting, compression, batch) -> None:
+def test_rows_of_csv_are_those_that_were_written(rows, written, compression, batch) -> None:
+    end, quoting = written
     stream = io.StringIO(newline="")
     writer = csv.writer(stream, lineterminator=end, quoting=quoting)
     writer.writerows([("a", "b", "ç"), *rows])

@@ -197,6 +197,7 @@ class FolderReader:
             ) from error
         else:
             self._files.note(opened.file.path, read_file(opened.file, at))
+            opened.begun_before = True
         self._mtime_ns = opened.file.mtime_ns
         return True
 
