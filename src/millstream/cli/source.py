@@ -65,9 +65,9 @@ def source(
     moved: bool,
     metrics: str | None,
 ) -> None:
-    """Read what is at URL into a topic, from where the last run stopped.
+    """Read the files, objects, streams or messages at URL into a topic.
 
-    What cannot be read goes to the topic NAME.dead. A password is better left to $MILLSTREAM_SOURCE_PASSWORD than
+    It goes on from where the last run stopped. What cannot be read goes to the topic NAME.dead. A password is better left to $MILLSTREAM_SOURCE_PASSWORD than
     written into the URL, which others on the machine can see. Ctrl-C or SIGTERM ends it.
 
     \b
