@@ -36,6 +36,14 @@ WANTED: dict[str, tuple[str, Callable[[], bool]]] = {
         lambda: bool(shutil.which("prometheus-alertmanager")),
     ),
     "kcat": ("the tests of the broker with kcat", lambda: bool(shutil.which("kcat"))),
+    "redis-server": (
+        "the tests on Redis",
+        lambda: bool(shutil.which("redis-server")),
+    ),
+    "mosquitto": (
+        "the tests of messages over MQTT",
+        lambda: bool(shutil.which("mosquitto") or Path("/usr/sbin/mosquitto").exists()),
+    ),
 }
 
 # The same for the tests that `make test-long` alone runs: of the image, and of a cluster of Kubernetes.

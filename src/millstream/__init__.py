@@ -24,6 +24,11 @@ _MODULES: dict[str, str] = {
         "millstream.capture.run": "Capture CaptureStatus capture",
         "millstream.client.log": "EventLog",
         "millstream.client.open": "connect",
+        "millstream.connectors.folder.folder_source": "folder",
+        "millstream.connectors.generated": "generate",
+        "millstream.connectors.mqtt": "mqtt",
+        "millstream.connectors.redis_stream": "redis_stream",
+        "millstream.connectors.source": "Source SourceStatus source",
         "millstream.errors": (
             "CommandRejectedError ConfigError ConflictError CorruptionError DeadlineError FencedError "
             "JobFailedError MillstreamError OffsetOutOfRangeError RetriableError UserCodeError "
@@ -93,6 +98,13 @@ if TYPE_CHECKING:
     from millstream.capture.run import capture as capture
     from millstream.client.log import EventLog as EventLog
     from millstream.client.open import connect as connect
+    from millstream.connectors.folder.folder_source import folder as folder
+    from millstream.connectors.generated import generate as generate
+    from millstream.connectors.mqtt import mqtt as mqtt
+    from millstream.connectors.redis_stream import redis_stream as redis_stream
+    from millstream.connectors.source import Source as Source
+    from millstream.connectors.source import SourceStatus as SourceStatus
+    from millstream.connectors.source import source as source
     from millstream.errors import CommandRejectedError as CommandRejectedError
     from millstream.errors import ConfigError as ConfigError
     from millstream.errors import ConflictError as ConflictError

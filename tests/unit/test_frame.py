@@ -35,6 +35,7 @@ PROGRAMS_WITHIN = (  # documents whose snippets are programs
     "README.md",
     "docs/archive.md",
     "docs/cluster.md",
+    "docs/connectors.md",
     "docs/edge.md",
     "docs/log.md",
     "docs/results.md",

@@ -14,6 +14,7 @@ from millstream.capture.envelope import CaptureTopics
 from millstream.capture.group_reader import CaptureSource, GroupReader
 from millstream.capture.lag import LagWatch, SourceLag
 from millstream.capture.outbox import OutboxRouter
+from millstream.capture.retry_wait import RetryWait
 from millstream.capture.signals import RereadRequest, SignalReader, signal_of
 from millstream.capture.units import CaptureUnit, Progress
 from millstream.capture.writer import CaptureWriter
@@ -26,7 +27,6 @@ CaptureUntil = Literal["stopped", "caught-up"]
 WalPolicy = Literal["keep", "release"]
 CaptureState = Literal["snapshot", "streaming", "idle", "retrying"]
 _TAKE_S = 0.2
-_RETRY_FIRST_S, _RETRY_MAX_S = 0.5, 30.0
 
 
 @dataclass(frozen=True)
@@ -185,13 +185,13 @@ class Capture:
     def _run(
         self, until: CaptureUntil, on_status: Callable[[CaptureStatus], None]
     ) -> CaptureStatus:
-        wait_s = _RETRY_FIRST_S
+        retry = RetryWait(self._stop)
         status = CaptureStatus("streaming")
         while not self._stop.is_set():
             try:
                 with connect(self.log) as log:
                     for status in self._statuses(log):
-                        wait_s = _RETRY_FIRST_S
+                        retry.succeeded()
                         on_status(status)
                         if status.state == "idle" and until == "caught-up":
                             return status
@@ -202,8 +202,7 @@ class Capture:
                 self._refuse_released()
                 status = replace(status, state="retrying", problem=str(error))
                 on_status(status)
-                self._stop.wait(wait_s)
-                wait_s = min(2 * wait_s, _RETRY_MAX_S)
+                retry.wait()
         return status
 
     def _statuses(self, log: EventLog) -> Iterator[CaptureStatus]:

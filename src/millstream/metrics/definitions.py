@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 MetricKind = Literal["counter", "gauge", "histogram"]
-MetricSource = Literal["process", "app", "log", "broker", "edge", "webhook", "capture", "apply"]
+MetricSource = Literal[
+    "process", "app", "log", "broker", "edge", "webhook", "capture", "apply", "source"
+]
 
 PREFIX = "millstream_"
 SERVED_BY: Mapping[MetricSource, str] = {
@@ -28,6 +30,7 @@ SERVED_BY: Mapping[MetricSource, str] = {
     "webhook": "`millstream webhook --metrics`",
     "capture": "`millstream capture --metrics`",
     "apply": "`millstream apply --metrics`",
+    "source": "`millstream source --metrics`",
 }
 
 
@@ -141,6 +144,14 @@ apply_transactions_total    | counter | capture | Transactions that were applied
 apply_changes_total         | counter | capture | Changes of rows, in all runs.
 apply_done_ratio            | gauge   | capture | The part of the log that is applied, 0 to 1.
 """
+_SOURCE = """
+connector_retrying             | gauge   | source | 1 while what is read, or the log, does not respond, and it is tried again.
+connector_last_write_timestamp_seconds | gauge | source | When something became durable in the log last, or there was nothing more to read; before that, when it began.
+connector_lag_seconds          | gauge   | source | How long the last record had been there when it was durable; 0 when there was nothing more. Missing where that is not known.
+connector_records_total        | counter | source | Records that were read, in all runs.
+connector_dead_letters_total   | counter | source | What was read and is no record, in all runs.
+connector_alarm                | gauge   | source | 1 while somebody should do something, such as about a file that was passed over.
+"""
 
 METRICS: Mapping[str, MetricDefinition] = {
     metric.name: metric
@@ -153,5 +164,6 @@ METRICS: Mapping[str, MetricDefinition] = {
         *_table("webhook", _WEBHOOK),
         *_table("capture", _CAPTURE),
         *_table("apply", _APPLY),
+        *_table("source", _SOURCE),
     )
 }

@@ -300,7 +300,7 @@ class Walk:
 def test_a_source_that_is_cut_off_again_and_again_gives_every_transaction_once(
     tmp_path, seed: int, monkeypatch
 ) -> None:
-    monkeypatch.setattr("millstream.capture.run._RETRY_FIRST_S", 0.001)
+    monkeypatch.setattr("millstream.capture.retry_wait._FIRST_S", 0.001)
     dice = random.Random(seed)
     source = Walk(dice, 120)
     status = Capture(source, tmp_path, "shop", "test").run(until="caught-up")

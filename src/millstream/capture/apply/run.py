@@ -29,6 +29,7 @@ from millstream.capture.apply.applied_table import AppliedTable, RowBatch
 from millstream.capture.apply.batch_writer import BatchWriter
 from millstream.capture.apply.change_stream import ChangeStream, SourceTransaction
 from millstream.capture.apply.target import ApplyTarget
+from millstream.capture.retry_wait import RetryWait
 from millstream.capture.table_patterns import TablePatterns
 from millstream.choices import choose
 from millstream.errors import ConfigError, ConflictError, CorruptionError, RetriableError
@@ -39,7 +40,6 @@ STATE_VERSION = 1
 BATCH_CHANGES = 50_000  # a batch that has so many is not extended
 BATCH_S = 1.0  # nor one that has taken so long
 _IDLE_S = 0.2
-_RETRY_FIRST_S, _RETRY_MAX_S = 0.5, 30.0
 
 
 @dataclass(frozen=True)
@@ -163,13 +163,13 @@ class Apply:
             FencedError: another one applies to the target.
         """
         choose("until", until, get_args(ApplyUntil))
-        wait_s, status = _RETRY_FIRST_S, ApplyStatus("applying")
+        retry, status = RetryWait(self._stop), ApplyStatus("applying")
         while not self._stop.is_set():
             try:
                 with ApplySession(self) as session:
                     while not self._stop.is_set():
                         status = session.step()
-                        wait_s = _RETRY_FIRST_S
+                        retry.succeeded()
                         on_status(status)
                         if status.state == "idle" and until == "caught-up":
                             return status
@@ -180,8 +180,7 @@ class Apply:
             except RetriableError as error:
                 status = replace(status, state="retrying", problem=str(error))
                 on_status(status)
-                self._stop.wait(wait_s)
-                wait_s = min(2 * wait_s, _RETRY_MAX_S)
+                retry.wait()
         return status
 
     def acquire(self, target: ApplyTarget) -> str | None:

@@ -1,0 +1,136 @@
+"""``millstream source``: a folder, an object store or streams of Redis, read into a topic."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import click
+
+from millstream.capture.last_status import LastStatus
+from millstream.cli.metrics_option import metrics_option, serving_metrics
+from millstream.cli.signals import wait_for_stop_signal
+from millstream.connectors.metrics import source_figures
+from millstream.connectors.source import Source, SourceStatus
+from millstream.connectors.source import source as source_of
+from millstream.metrics.exposition import Exposition
+
+_SHOW_S = 1.0
+
+
+@click.command()
+@click.argument("url", metavar="URL")
+@click.option("--topic", required=True, metavar="TOPIC", help="Where records go.")
+@click.option(
+    "--to",
+    default="./data",
+    show_default=True,
+    metavar="LOG",
+    help="The folder of the log, or kafka://HOST:PORT.",
+)
+@click.option(
+    "--name",
+    metavar="NAME",
+    help="Under which it is kept how far the source was read; by default the topic's name.",
+)
+@click.option(
+    "--partitions",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Of the topic, if it does not exist yet.",
+)
+@click.option(
+    "--until",
+    type=click.Choice(["stopped", "caught-up"]),
+    default="stopped",
+    show_default=True,
+    help="Whether to end when there is nothing more to read.",
+)
+@click.option(
+    "--moved", is_flag=True, help="The same data has another address than in the last run."
+)
+@metrics_option
+def source(
+    url: str,
+    *,
+    topic: str,
+    to: str,
+    name: str | None,
+    partitions: int,
+    until: Literal["stopped", "caught-up"],
+    moved: bool,
+    metrics: str | None,
+) -> None:
+    """Read the files, objects, streams or messages at URL into a topic.
+
+    It goes on from where the last run stopped. What cannot be read goes to the topic NAME.dead. A password is better left to $MILLSTREAM_SOURCE_PASSWORD than
+    written into the URL, which others on the machine can see. Ctrl-C or SIGTERM ends it.
+
+    \b
+    Examples:
+      millstream source 'folder:///incoming?pattern=*.csv&columns=id:int&key=id' --topic orders
+      millstream source 's3://bucket/events?format=json-lines' --topic events --to kafka://localhost:9092
+      millstream source 'redis://cache.example:6379/0?streams=clicks' --topic clicks --metrics 127.0.0.1:9464
+    """
+    made = source_of(url, topic=topic, to=to, name=name, partitions=partitions, moved=moved)
+    _run(made, until, metrics)
+
+
+def _run(made: Source, until: Literal["stopped", "caught-up"], metrics: str | None) -> None:
+    """Read until the end or a signal, and show how far it is."""
+    last: LastStatus[SourceStatus] = LastStatus()
+    exposition = Exposition({"source": source_figures(made.name, last)}, [last.why_not_ready])
+    with serving_metrics(metrics, lambda: exposition), wait_for_stop_signal() as wait:
+
+        def stop_at_signal() -> None:
+            wait()
+            made.stop()
+
+        threading.Thread(target=stop_at_signal, daemon=True).start()
+        line = SourceStatusLine(time.monotonic)
+
+        def show(status: SourceStatus) -> None:
+            last.add(status)
+            line(status)
+
+        status = made.run(until=until, on_status=show)
+    click.echo(f"{'' if not sys.stderr.isatty() else chr(10)}{line_of(status)}")
+
+
+class SourceStatusLine:
+    """Shows the status: on a terminal one line that changes, else a line where the state changes; alarms on lines of their own."""
+
+    def __init__(self, monotonic_s: Callable[[], float]) -> None:
+        self._monotonic_s = monotonic_s
+        self._shown_s = -_SHOW_S
+        self._state = self._alarm = ""
+
+    def __call__(self, status: SourceStatus) -> None:
+        if status.alarm != self._alarm:
+            self._alarm = status.alarm
+            if status.alarm:
+                click.echo(
+                    f"{chr(10) if sys.stderr.isatty() else ''}ALARM: {status.alarm}", err=True
+                )
+        now = self._monotonic_s()
+        if status.state == self._state and now - self._shown_s < _SHOW_S:
+            return
+        if sys.stderr.isatty():
+            click.echo(f"\r\x1b[K{line_of(status)}", err=True, nl=False)
+        elif status.state != self._state:
+            click.echo(line_of(status), err=True)
+        self._shown_s, self._state = now, status.state
+
+
+def line_of(status: SourceStatus) -> str:
+    """Say a status in a line."""
+    parts = [status.state, f"{status.records:,} records", f"{status.dead:,} dead letters"]
+    if status.lag_s is not None:
+        parts.append(f"the last one {status.lag_s:.1f} s old")
+    if status.problem:
+        parts.append(status.problem)
+    return ", ".join(parts)

@@ -1,0 +1,265 @@
+"""RedisStreamSource: the entries of streams of Redis, each once and in order.
+
+The position in a stream is the id of the last entry, with how many were read. A stream may be trimmed (``MAXLEN``), also of
+entries that were not read. Redis counts what was ever added, so they are noticed: with each read, in one transaction of
+the server, what was added is compared with what is there and what was read.
+
+====================================  ===================================================================
+what is found                         what follows
+====================================  ===================================================================
+more entries are gone than were read  ``lost``: the source stops; or goes on, with an alarm
+the last id is before the position    another stream, or one that was restored: the source stops
+an entry without the field of values  a dead letter
+====================================  ===================================================================
+
+Source: Redis, "XREAD", "XINFO STREAM" (entries-added, since Redis 7).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, cast
+from urllib.parse import urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    BusyLoadingError,
+    RedisError,
+)
+from redis.exceptions import (
+    ConnectionError as RedisConnectionError,
+)
+from redis.exceptions import (
+    TimeoutError as RedisTimeoutError,
+)
+from redis.retry import Retry
+
+from millstream.connectors.batch_rows import BatchRows
+from millstream.connectors.connector import Guarantee, Position, SourceBatch
+from millstream.connectors.record_fields import RecordFields
+from millstream.errors import ConfigError, ConflictError, RetriableError
+
+Lost = Literal["stop", "skip"]
+_EntryId: TypeAlias = tuple[int, int]
+PASSWORD_VARIABLE = "MILLSTREAM_SOURCE_PASSWORD"  # noqa: S105 - its name
+_SOCKET_S = 30.0
+_LAST_MS = 253_402_300_799_999  # of the year 9999
+_ENTRIES = 5_000  # read at once, of each stream
+_ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+@dataclass(frozen=True)
+class RedisStreamSource:
+    """A source connector, made by :func:`millstream.connectors.redis_stream.redis_stream`."""
+
+    url: str
+    streams: tuple[str, ...]
+    field: str | None
+    fields: RecordFields
+    lost: Lost = "stop"
+    entries: int = _ENTRIES
+    kind: str = "redis-stream"
+    guarantee: Guarantee = "each once"
+
+    @property
+    def origin(self) -> str:
+        """The address, without its password."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.hostname}:{parts.port or 6379}{parts.path}"
+
+    def open(self, positions: Mapping[str, Position]) -> RedisStreamReader:
+        """Return what reads on; see :class:`~millstream.connectors.connector.SourceConnector`."""
+        return RedisStreamReader(self, positions)
+
+
+@dataclass(slots=True)
+class _Stream:
+    """How far a stream was read. ``gone`` entries of it are gone without having been read, as is known and consented to."""
+
+    last: _EntryId = (0, 0)
+    read: int = 0
+    gone: int | None = None
+
+    @property
+    def id(self) -> str:
+        return f"{self.last[0]}-{self.last[1]}"
+
+
+class RedisStreamReader:
+    """Reads entries; see :class:`~millstream.connectors.connector.SourceReader`."""
+
+    def __init__(self, source: RedisStreamSource, positions: Mapping[str, Position]) -> None:
+        self.alarm = ""
+        self._source = source
+        self._streams = {name: _Stream() for name in source.streams}
+        for name, position in positions.items():
+            try:
+                last, read, gone = position["id"], position["read"], position["gone"]
+                self._streams[name] = _Stream(_parsed(last), read, gone)
+            except (TypeError, KeyError, ValueError) as error:
+                raise ConflictError(
+                    f"the position of {name!r} is {position!r}, which is none in a stream of Redis. Give the source another name."
+                ) from error
+        password = os.environ.get(PASSWORD_VARIABLE)
+        given = {"password": password} if password and not urlsplit(source.url).password else {}
+        with self._translated():
+            self._client = redis.Redis.from_url(
+                source.url,
+                socket_timeout=_SOCKET_S,
+                socket_connect_timeout=_SOCKET_S,
+                retry=Retry(NoBackoff(), 0),
+                **given,
+            )
+            self._client.ping()
+
+    def read(self, wait_s: float) -> SourceBatch | None:
+        """Return the next entries of all streams, stream by stream; see the protocol."""
+        with self._translated():
+            batch = self._read()
+            if batch is None and wait_s > 0:
+                places = {name: stream.id for name, stream in self._streams.items()}
+                # This only waits: what there is, is read together with how much is gone.
+                self._client.xread(cast("Any", places), count=1, block=max(1, int(wait_s * 1000)))
+                batch = self._read()
+        return batch
+
+    def stored(self, batch: SourceBatch) -> None:
+        """Do nothing: positions are in the log."""
+
+    def close(self) -> None:
+        """End the connection."""
+        with suppress(RedisError):
+            self._client.close()
+
+    # ── one read ────────────────────────────────────────────────────────────────────────────
+
+    def _read(self) -> SourceBatch | None:
+        rows = BatchRows(self._source.fields)
+        positions: dict[str, Position] = {}
+        for name, stream in self._streams.items():
+            info, entries = self._look(name, stream)
+            if info is None:
+                if stream.last > (0, 0):
+                    raise self._another(name, "it is gone")
+                continue
+            before = (stream.read, stream.gone)
+            self._compare(name, stream, info)
+            for entry_id, fields in entries:
+                self._add(rows, name, entry_id, fields)
+            if entries:
+                stream.last = _parsed(entries[-1][0].decode())
+                stream.read += len(entries)
+            if (stream.read, stream.gone) != before:
+                positions[name] = {"id": stream.id, "read": stream.read, "gone": stream.gone}
+        return rows.take(positions, _ready_ms(positions)) if positions else None
+
+    def _look(
+        self, name: str, stream: _Stream
+    ) -> tuple[Mapping[str, Any] | None, Sequence[tuple[bytes, Mapping[bytes, bytes]]]]:
+        """Return what the server says of a stream, and the next entries, at one moment; None of one that is not there."""
+        with self._client.pipeline(transaction=True) as pipe:
+            pipe.exists(name)
+            pipe.xinfo_stream(name)
+            pipe.xrange(name, f"({stream.id}", "+", count=self._source.entries)
+            exists, info, entries = pipe.execute(raise_on_error=False)
+        if not exists:
+            return None, ()
+        for answer in (info, entries):
+            if isinstance(answer, Exception):
+                raise answer
+        if "entries-added" not in info:
+            raise ConfigError(
+                f"{self._source.origin} does not count the entries that were added to a stream. Give a server of Redis 7 or later."
+            )
+        return info, entries
+
+    def _compare(self, name: str, stream: _Stream, info: Mapping[str, Any]) -> None:
+        """Note what is gone unread.
+
+        Raises:
+            ConflictError: more is gone than when it was read last; or it is another stream.
+        """
+        if _parsed(info["last-generated-id"].decode()) < stream.last:
+            raise self._another(name, f"its last id is {info['last-generated-id'].decode()}")
+        gone = info["entries-added"] - info["length"]
+        if stream.gone is None:  # read for the first time: what was trimmed before is nobody's loss
+            stream.gone = gone
+            return
+        first = info["first-entry"]
+        if first is not None and _parsed(first[0].decode()) <= stream.last:
+            return  # what was trimmed had been read
+        lost = gone - stream.gone - stream.read
+        if lost <= 0:
+            return
+        text = f"{lost:,} entries of the stream {name!r} were trimmed before they were read, behind {stream.id}"
+        if self._source.lost == "stop":
+            raise ConflictError(
+                f"{text}. Give lost='skip', to go on without them; and the stream a larger MAXLEN, or none."
+            )
+        self.alarm = text
+        stream.gone += lost
+
+    def _another(self, name: str, found: str) -> ConflictError:
+        return ConflictError(
+            f"{name!r} of {self._source.origin} is not the stream that was read: {found}, and {self._streams[name].id} was read. "
+            "It was made anew, or restored. Give the source another name: it reads the stream from its beginning."
+        )
+
+    def _add(
+        self, rows: BatchRows, name: str, entry_id: bytes, fields: Mapping[bytes, bytes]
+    ) -> None:
+        where = f"{name}, entry {entry_id.decode()}"
+        raw = b"".join(b"%s: %s\n" % pair for pair in fields.items())
+        try:
+            value, event = self._value(fields)
+            time_ms = None if rows.fields.time is not None else _time_ms(entry_id)
+            rows.add(value, event, timestamp_ms=time_ms)
+        except UnicodeDecodeError:
+            rows.add_dead(raw, where, "it is no UTF-8: give field=, for values that are bytes")
+        except (ValueError, RecursionError) as error:
+            rows.add_dead(raw, where, str(error))
+
+    def _value(self, fields: Mapping[bytes, bytes]) -> tuple[bytes, Mapping[str, Any]]:
+        """Return the value of an entry, and the event in which its key and time are."""
+        if self._source.field is None:
+            event = {name.decode(): value.decode() for name, value in fields.items()}
+            return _ENCODE(event).encode(), event
+        found = fields.get(self._source.field.encode())
+        if found is None:
+            names = ", ".join(name.decode(errors="replace") for name in fields)
+            raise ValueError(f"it has no field {self._source.field!r}, but {names}")
+        if self._source.fields == RecordFields():
+            return found, {}
+        decoded = json.loads(found)
+        return found, decoded if isinstance(decoded, dict) else {}
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        shown = self._source.origin
+        try:
+            yield
+        except (RedisConnectionError, RedisTimeoutError, BusyLoadingError) as error:
+            raise RetriableError(
+                f"{shown} does not respond as it should: {type(error).__name__}. It is tried again."
+            ) from None
+        except RedisError as error:
+            raise ConfigError(f"{shown} refused to be read: {error}. Correct that.") from None
+
+
+def _parsed(text: str) -> _EntryId:
+    time_ms, _, number = text.partition("-")
+    return int(time_ms), int(number)
+
+
+def _time_ms(entry_id: bytes) -> int:
+    """Return the time in an id; who adds an entry may give any number."""
+    return min(_parsed(entry_id.decode())[0], _LAST_MS)
+
+
+def _ready_ms(positions: Mapping[str, Position]) -> int:
+    return max(_parsed(position["id"])[0] for position in positions.values())

@@ -1,0 +1,129 @@
+"""Streams of Redis as a source: what was trimmed before it was read, other streams, and what entries become."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import redis_server
+
+import millstream as ms
+from millstream.client import connect
+from millstream.errors import ConfigError, ConflictError, RetriableError
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with redis_server.start(tmp_path_factory.mktemp("redis")) as started:
+        yield started
+
+
+@pytest.fixture
+def client(server):
+    redis = pytest.importorskip("redis")
+    with redis.Redis(port=server.port) as opened:
+        opened.flushall()
+        yield opened
+
+
+def run(server, log, *streams, entries=3, **options):
+    connector = replace(
+        ms.redis_stream(server.url, *(streams or ("s",)), **options), entries=entries
+    )
+    return ms.source(connector, topic="events", to=log).run(until="caught-up")
+
+
+def values(log):
+    with connect(log) as opened:
+        found = opened.read("events", 0, columns=("value",)).column("value").to_pylist()
+    return [json.loads(value) for value in found]
+
+
+def add(client, *numbers, stream="s"):
+    for number in numbers:
+        client.xadd(stream, {"n": number}, id=f"{number}-1")
+
+
+@pytest.mark.parametrize("read", [0, 4])
+@pytest.mark.parametrize("kept", [0, 2])
+def test_entries_that_were_trimmed_before_they_were_read_are_counted(
+    server, client, tmp_path, read, kept
+):
+    add(client, *range(1, 3 + 1))
+    client.xtrim("s", maxlen=1, approximate=False)  # before the source was there
+    add(client, *range(4, 3 + read + 1))
+    run(server, tmp_path)
+    before = len(values(tmp_path))
+    add(client, *range(20, 30))
+    client.xtrim("s", maxlen=kept, approximate=False)
+    with pytest.raises(
+        ConflictError, match=f"^{10 - kept} entries of the stream 's' were trimmed before"
+    ):
+        run(server, tmp_path)
+    status = run(server, tmp_path, lost="skip")
+    assert f"{10 - kept} entries" in status.alarm
+    assert len(values(tmp_path)) == before + kept
+    add(client, 40, 41)
+    run(server, tmp_path)
+    assert [event["n"] for event in values(tmp_path)][-2:] == ["40", "41"]
+
+
+def test_what_is_trimmed_after_it_was_read_is_nobodys_loss(server, client, tmp_path):
+    for first in (1, 11, 21):
+        add(client, *range(first, first + 10))
+        assert run(server, tmp_path).records == first + 9
+        client.xtrim("s", maxlen=0 if first == 11 else 2, approximate=False)
+    assert [int(event["n"]) for event in values(tmp_path)] == list(range(1, 31))
+
+
+@pytest.mark.parametrize("how", ["deleted", "made anew"])
+def test_another_stream_of_the_name_is_refused(server, client, tmp_path, how):
+    add(client, 5, 6)
+    run(server, tmp_path)
+    client.delete("s")
+    if how == "made anew":
+        add(client, 1, 2)
+    with pytest.raises(ConflictError, match="is not the stream that was read"):
+        run(server, tmp_path)
+
+
+def test_many_streams_are_read_each_from_its_place(server, client, tmp_path):
+    add(client, 1, 2, stream="a")
+    run(server, tmp_path, "a", "b")
+    add(client, 3, 4, stream="b")
+    add(client, 5, 6, 7, 8, stream="a")
+    run(server, tmp_path, "a", "b")
+    found = [int(event["n"]) for event in values(tmp_path)]
+    assert sorted(found) == list(range(1, 9))
+    assert [n for n in found if n in (3, 4)] == [3, 4]
+    assert [n for n in found if n not in (3, 4)] == [1, 2, 5, 6, 7, 8]
+
+
+def test_a_field_is_the_value_as_its_bytes_are_and_the_time_is_the_ids(server, client, tmp_path):
+    client.xadd("s", {"body": b'{"id": 7}', "x": b"\xff"}, id="5000-0")
+    client.xadd("s", {"other": b"1"}, id="6000-0")
+    client.xadd("s", {"body": b"no json"}, id="7000-0")
+    client.xadd("s", {"body": b'{"id": 8}'}, id=f"{2**63}-0")
+    assert run(server, tmp_path, field="body", key="id").dead == 2
+    with connect(tmp_path) as log:
+        rows = log.read("events", 0).to_pylist()
+    assert [(row["value"], row["key"]) for row in rows] == [
+        (b'{"id": 7}', b"7"),
+        (b'{"id": 8}', b"8"),
+    ]
+    assert rows[0]["timestamp"].timestamp() == 5
+    assert rows[1]["timestamp"].year == 9999
+
+
+def test_what_is_no_stream_and_a_server_that_is_away_are_told_apart(server, client, tmp_path):
+    client.set("s", "text")
+    with pytest.raises(ConfigError, match="refused to be read: WRONGTYPE"):
+        run(server, tmp_path)
+    with pytest.raises(RetriableError, match=r"redis://127\.0\.0\.1:1 does not respond"):
+        ms.redis_stream("redis://user:secret@127.0.0.1:1", "s").open({})
+
+
+def test_a_position_of_something_else_is_refused(server, client):
+    with pytest.raises(ConflictError, match="none in a stream of Redis"):
+        ms.redis_stream(server.url, "s").open({"s": {"offset": 1}})
