@@ -14,5 +14,5 @@ for _name, _test in vars(test_shared_transactions).items():
 
 
 @pytest.fixture
-def address(held) -> str:
-    return f"kafka://{held.address}?timeout=10+seconds"
+def address(backend) -> str:
+    return f"kafka://{backend.address}?timeout=30+seconds"

@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from millstream.client import connect
 from millstream.client.address import is_kafka, shown
@@ -34,6 +35,9 @@ from millstream.views.schema import Fence
 from millstream.views.sink import RunStart, SinkBatch, check_written
 from millstream.views.sinks.topic_records import TopicRecords, records_in_order
 from millstream.views.sinks.topic_tasks import TopicStager, TopicTarget, TopicTasks
+
+if TYPE_CHECKING:
+    from millstream.client.kafka.log import KafkaLog
 
 _TRANSACTION_TIMEOUT = "15 minutes"  # the most that a log allows; a batch takes what it takes
 _log = logging.getLogger(__name__)
@@ -122,12 +126,13 @@ class TopicsSink:
 
     def _take_id(self, transactional_id: str) -> None:
         """Fence older runs by the transactional id. One kind of producer has it for the whole run."""
-        reason = self._why_not_in_tasks() if self._tasks_write else ""
-        if self._tasks_write and reason is None:
-            producer = self._log.shared_producer(transactional_id, _TRANSACTION_TIMEOUT)
-            self._tasks = TopicTasks(producer, self._targets())
-            return
-        if reason:
+        if self._tasks_write:
+            log = cast("KafkaLog", self._log)
+            reason = log.why_not_shared()
+            if reason is None:
+                producer = log.shared_producer(transactional_id, _TRANSACTION_TIMEOUT)
+                self._tasks = TopicTasks(producer, self._targets())
+                return
             self._on_notice(
                 f"Executors don't write to topics of {self.name}: {reason}. The driver writes them, so large outputs "
                 "are bounded by one process."

@@ -37,6 +37,7 @@ from millstream.broker.protocol.messages_cluster import DESCRIBE_PRODUCERS
 from millstream.broker.protocol.wire import BytesLike, Message
 from millstream.client.address import KafkaAddress
 from millstream.client.columns import RecordColumns
+from millstream.client.kafka.producer import check_time
 from millstream.client.kafka.shared.brokers import Brokers, PassingError, check
 from millstream.client.kafka.shared.connection import BrokerConnection
 from millstream.errors import BrokerUnavailableError, OutOfOrderSequenceError
@@ -249,11 +250,16 @@ def send_columns(
     """Send records, in batches that depend on nothing but the records; return how many.
 
     ``message_bytes_max`` is the setting max.message.bytes of the topic.
+
+    Raises:
+        ConfigError: a record's time is not after 1970.
+        MillstreamError: as :meth:`PartitionSender.send`.
     """
     bytes_max = max(min(BATCH_BYTES_MAX, message_bytes_max) - _BATCH_OVERHEAD_BYTES, 1)
     records = 0
     for some in columns:
         records += len(some.values)
+        check_time(int(some.timestamps_ms.min(initial=1)))  # as when the driver sends them
         for batch in split_columns(*some, bytes_max=bytes_max):
             sender.send(compress(batch, compression))
     return records
