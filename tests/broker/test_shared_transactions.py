@@ -189,6 +189,26 @@ def test_attempts_that_differ_are_refused(topic, producer):
     producer.abort()
 
 
+def test_what_is_lost_with_a_leader_is_not_left_out(topic, producer, monkeypatch):
+    """A leader says that it has ten batches of another attempt; the next one has nothing, and takes any sequence."""
+    transaction = begun(producer, topic)
+    real, calls = PartitionSender._last_sequence, itertools.count()
+
+    def last_sequence(sender):
+        if next(calls):
+            return real(sender)
+        sender._first_offset = 0
+        return 29
+
+    monkeypatch.setattr(PartitionSender, "_last_sequence", last_sequence)
+    with Brokers(transaction.address) as brokers:
+        sender = PartitionSender(brokers, transaction, topic, 0)
+        with pytest.raises(OutOfOrderSequenceError, match="lost records"):
+            for batch in batches(20):
+                sender.send(batch)
+    producer.abort()
+
+
 def late(transaction, topic, first=0):
     """Send from the batch ``first`` on, as an attempt does that had sent those before."""
     with Brokers(transaction.address) as brokers:

@@ -14,6 +14,9 @@ an attempt                                     what the leader does with its bat
 5. goes on after the transaction's end         they are refused: the sequences are taken after a commit, and
                                                after an abort the coordinator has no such transaction
 6. goes on in the next transaction             they are refused: its producer epoch is higher
+7. leaves out what is lost with its leader     the next leader refuses the sequence, or knows nothing of the
+                                               producer and takes it; then the transaction begins with it there,
+                                               which the attempt sees, and fails
 =============================================  =======================================================
 
 Row 5 after an abort needs a broker that asks the coordinator (KIP-890, Apache Kafka 3.6; Millstream's does): see
@@ -94,8 +97,8 @@ class PartitionSender:
         self._connection: BrokerConnection | None = None
         self._patience = brokers.patience()
         self._is_known = False  # whether the leader knows this producer epoch
-        # What another attempt has sent is left out. It may be lost with the leader until all replicas have it, so
-        # the last batch is sent again at the end: its response says that they do.
+        # What another attempt has sent is left out. Its leader may lose it until a later batch, or else the last one
+        # again, has its response: then all replicas have all.
         self._skipped: _UnackedBatch | None = None
         self._written = brokers.retry(self._last_sequence)
 
@@ -168,6 +171,8 @@ class PartitionSender:
             check(found["error_code"], self._what(found["error_message"]))
         batch = self._unacked.popleft()
         self._sent -= 1
+        if not self._is_known and batch.first_sequence:
+            self._check_begun_before(found["base_offset"])
         self._is_known, self._skipped = True, None
         self._written = max(self._written, batch.last_sequence)
         if batch.first_sequence == 0 and found["base_offset"] >= 0:
@@ -207,6 +212,21 @@ class PartitionSender:
             raise OutOfOrderSequenceError(
                 f"{self._topic}/{self._partition} has records of this transaction up to sequence {self._written}, "
                 f"and the next to send is {self._unacked[0].first_sequence}: start over with a new transaction"
+            )
+
+    def _check_begun_before(self, offset: int) -> None:
+        """Make sure that the partition has what was left out: the transaction begins there before ``offset``.
+
+        A leader that has lost it, with all that it knew of the producer, takes any sequence.
+
+        Raises:
+            OutOfOrderSequenceError: it has not.
+        """
+        is_known = self._brokers.retry(self._last_sequence) != _NONE
+        if not is_known or not 0 <= self._first_offset < offset:
+            raise OutOfOrderSequenceError(
+                f"{self._topic}/{self._partition} has lost records of this transaction that another attempt had "
+                "sent: start over with a new transaction"
             )
 
     def _skip_written(self) -> None:
