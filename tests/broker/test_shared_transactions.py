@@ -291,7 +291,8 @@ def test_a_transaction_that_is_open_for_too_long_is_aborted(address, topic):
     assert keys(address, topic) == []
 
 
-def test_a_record_that_the_topic_does_not_take_is_refused(topic, producer, address):
+def test_what_a_topic_does_not_take_is_refused(topic, producer, address, monkeypatch):
+    monkeypatch.setattr("millstream.client.kafka.shared.brokers._UNKNOWN_TOPIC_S", 0.1)
     with connect(address) as log:
         log.alter_topic(topic, settings={"max.message.bytes": "2000"})
     transaction = begun(producer, topic)
@@ -525,7 +526,7 @@ def collect_results_part(plan, left, staged):
 
 
 def test_what_executors_cannot_send_the_driver_sends_and_says_so(address, tmp_path, monkeypatch):
-    outputs = ("keyed", "compacted")
+    outputs = ("bytes", "compacted")
     with TopicJob(tmp_path, address, f"job-{next(_numbers)}", outputs=outputs) as whole:
         whole.start().run(0)
         whole.run(1)
@@ -542,8 +543,8 @@ def test_what_executors_cannot_send_the_driver_sends_and_says_so(address, tmp_pa
         job.start()
         rows = job.batch(0)
         left, staged = job.outputs_in_tasks.stage(0, rows)
-        assert staged.keys() == {"keyed"}
-        with pytest.raises(StagedRowsLostError, match="keyed was aborted"):
+        assert staged.keys() == {"bytes"}
+        with pytest.raises(StagedRowsLostError, match="bytes was aborted"):
             job.committer.commit(0, collect_results(job.plan, left, staged), {})
         assert job.committer.commit(0, collect_results(job.plan, rows), {})
         job.run(1)

@@ -66,7 +66,7 @@ class TopicTarget:
     ) -> TopicTarget:
         """Return the target of a topic with these settings."""
         name = settings.get("compression.type", "producer")
-        compression = next((known for known in COMPRESSIONS if known == name), "none")
+        compression: CompressionName = next((one for one in COMPRESSIONS if one == name), "none")
         bytes_max = int(settings["max.message.bytes"])
         return cls(spec, compacted, replaces, bytes_max, compression)
 

@@ -16,9 +16,17 @@ from millstream.broker.protocol.messages_groups import FIND_COORDINATOR
 from millstream.client.address import KafkaAddress
 from millstream.client.kafka.errors import RETRIABLE, UNAVAILABLE, to_millstream_error
 from millstream.client.kafka.shared.connection import BrokerConnection
-from millstream.errors import BrokerUnavailableError, MillstreamError, TransactionAbortedError
+from millstream.errors import (
+    BrokerUnavailableError,
+    MillstreamError,
+    TransactionAbortedError,
+    UnknownTopicError,
+)
 
 _PATIENCE = 3  # how many times the timeout of the address attempts go on
+_UNKNOWN_TOPIC_S = (
+    5.0  # a topic that brokers do not know for so long is not new to them, but deleted
+)
 _WAIT_FIRST_S = 0.005
 _WAIT_MAX_S = 1.0
 _PASSING = {
@@ -78,7 +86,7 @@ class Patience:
 
     def renew(self) -> None:
         """Begin anew: something succeeded."""
-        self._until_s = time.monotonic() + self._patience_s
+        self._began_s = time.monotonic()
         self._wait_s = _WAIT_FIRST_S
 
     def wait(self, error: MillstreamError) -> None:
@@ -87,7 +95,10 @@ class Patience:
         Raises:
             MillstreamError: ``error``, as there were attempts for long enough.
         """
-        if time.monotonic() >= self._until_s:
+        patience_s = self._patience_s
+        if isinstance(error, UnknownTopicError):
+            patience_s = min(patience_s, _UNKNOWN_TOPIC_S)
+        if time.monotonic() - self._began_s >= patience_s:
             raise error.with_traceback(None)
         time.sleep(self._wait_s)
         self._wait_s = min(2 * self._wait_s, _WAIT_MAX_S)
