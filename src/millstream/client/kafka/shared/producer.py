@@ -2,7 +2,7 @@
 
 A transaction, step by step:
 
-1. InitProducerId, with the producer id and epoch of the one before. The producer epoch rises, so whoever still sends
+1. InitProducerId, with the producer id and producer epoch of the one before. The producer epoch rises, so whoever still sends
    for an earlier batch is refused; and a producer that was replaced is refused here, instead of replacing the
    newer one (KIP-360).
 2. AddPartitionsToTxn: the partitions that others will send to.
