@@ -5,8 +5,8 @@
 A standalone cluster of Spark with two executors of one core, on this machine, and a PostgreSQL of its own. A few
 events become that many rows in a step, so that little else than the output is measured: to a dataset, to a
 view of PostgreSQL with that many keys, and to a topic: of the log in a folder, and of a broker (``topic-broker``). Both ways run the same code but for the decision
-which of them writes (`tasks_write_outputs` in `spark/job.py`); topics are the driver's in any case. Each case is a driver
-process of its own.
+which of them writes (`tasks_write_outputs` in `spark/job.py`); topics of a folder are the driver's in any case. Each case is a
+driver process of its own.
 
 CPU is that of all processes (driver, executors, JVMs, server); memory the most of the driver's Python process,
 which holds what goes through it. Each case ends with a check of the rows that are there.
@@ -174,7 +174,7 @@ def main():
         cases = [
             (sink, way)
             for sink in options.sinks.split(",")
-            for way in (("driver",) if sink.startswith("topic") else ("driver", "tasks"))
+            for way in (("driver",) if sink == "topic" else ("driver", "tasks"))
         ]
         for number in range(options.rounds * len(cases)):
             of = cases[number % len(cases)]

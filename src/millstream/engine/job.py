@@ -183,6 +183,10 @@ class Engine(Protocol):
         """Refuse a plan or an option that the engine cannot run, before anything is changed."""
         ...
 
+    def has_output_tasks(self, options: RunOptions) -> bool:
+        """Return whether tasks write the large outputs of a batch, beside the driver."""
+        ...
+
     def run(self, begun: BegunRun) -> tuple[str, BatchRunner]:
         """Run batches to the end of a run; return why it ended, and what ran them."""
         ...
@@ -215,7 +219,13 @@ def _run(engine: Engine, job: Job, options: RunOptions, running: ExitStack) -> R
     for name in created.names:
         options.on_notice(describe_created_topic(name, created.others))
     check_not_compacted(plan, log)
-    with open_committer(plan, job.state_store, job.log, options.on_notice) as committer:
+    with open_committer(
+        plan,
+        job.state_store,
+        job.log,
+        options.on_notice,
+        tasks_write=engine.has_output_tasks(options),
+    ) as committer:
         # before this run replaces another one, or is noted as begun
         place = load_or_create_place(job.app, committer.state_store, job.state, job.folder)
         checkpoint = CheckpointStore(

@@ -47,6 +47,10 @@ class LocalEngine:
                     f'run was given {name}=, which is for Spark, and engine="local". Leave one of them out.'
                 )
 
+    def has_output_tasks(self, options: RunOptions) -> bool:  # noqa: ARG002 - as every engine has it
+        """Return False: this process writes all."""
+        return False
+
     def run(self, begun: BegunRun) -> tuple[str, BatchRunner]:
         """Run batches to the end of a run; return why it ended, and what ran them."""
         plans = PlanLog(begun.job.folder.absolute() / "checkpoint")

@@ -57,6 +57,10 @@ class SparkEngine:
         """Refuse functions that cannot be sent to workers."""
         check_serializable(plan)
 
+    def has_output_tasks(self, options: RunOptions) -> bool:
+        """Return whether tasks write large outputs."""
+        return tasks_write_outputs(options.master)
+
     def run(self, begun: BegunRun) -> tuple[str, CommitSink]:
         """Run the query to its end; return why it ended, and what ran its batches."""
         sink = _make_sink(begun)

@@ -44,7 +44,7 @@ import polars as pl
 from millstream.errors import CorruptionError
 from millstream.views.coverage import CoverageSpan, OutputSink
 from millstream.views.schema import Fence
-from millstream.views.staging import StagedRows, Stager
+from millstream.views.staging import PartitionStager, StagedRows, Stager
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Sink(Protocol):
     def participates(self, part: SinkBatch) -> bool:
         """Return whether this batch has a part for the sink. Depends on nothing but the batch."""
 
-    def stager(self, fence: Fence, output: str) -> Stager | None:
+    def stager(self, fence: Fence, output: str) -> Stager | PartitionStager | None:
         """Return what stages rows of one of the sink's outputs in a batch that is about to be committed.
 
         None if the output is not this sink's, or the driver has to give it its rows.

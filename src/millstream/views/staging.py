@@ -20,10 +20,14 @@ what happens                                what it leaves, and what becomes of 
 7. staged rows are lost before the commit,  the commit counts them and is refused; then the driver writes
    as of a database that crashed            the batch's rows itself
 ==========================================  ==========================================================
+
+Records of topics have no names of their attempts': they belong to a transaction, and all attempts send the same
+(:class:`PartitionStager`; `client/kafka/shared/sender.py` has their table).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -61,3 +65,27 @@ class Stager(Protocol):
 
     def stage(self, rows: pl.DataFrame) -> Any:
         """Stage rows, with our columns, durably as far as the commit needs; return what its sink gets."""
+
+
+class PartitionStager(ABC):
+    """Stages rows of one output in one batch where each row has a partition there. It is pickled, and used in tasks.
+
+    All rows of a partition come in one call, in the order of the batch. What is staged has no name of its attempt's:
+    attempts of a partition stage the same rows, and what one has staged is not staged again.
+    """
+
+    @abstractmethod
+    def partitions_of(self, rows: pl.DataFrame, number: int) -> pl.Series:
+        """Return the partition of each row of a frame; ``number`` is the frame's place in the batch."""
+
+    @abstractmethod
+    def stage(self, partition: int, rows: pl.DataFrame) -> Any:
+        """Stage the rows of a partition, with our columns; return what its sink gets.
+
+        Raises:
+            CannotStageError: they can't be written from this process.
+        """
+
+
+class CannotStageError(Exception):
+    """Rows can't be staged from this process, and the driver has to write those of the batch; the text says why."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 import polars as pl
 import pytest
+from task_attempts import Attempts
 
 import millstream as ms
 from millstream.errors import FencedError, StagedRowsLostError
@@ -15,7 +16,6 @@ from millstream.kernels.frames import ORDER, PORT_LEDGER, FrameRow, encode_frame
 from millstream.kernels.plan import DatasetSinkSpec, JobPlan, SinkPlan, ViewSinkSpec
 from millstream.kernels.state.keyhash import Buckets
 from millstream.spark import output_tasks
-from millstream.spark.frame_blocks import NumberedFrame
 from millstream.spark.output_tasks import OutputTasks
 from millstream.testing.disk import SimulatedCrash
 from millstream.views.commit.committer import collect_results
@@ -26,57 +26,6 @@ from millstream.views.sinks.dataset_files import DatasetStager
 
 PORTS = {"set": 8, "there": 9, "here": 10}
 COLUMNS = {"k": pl.Int64(), "v": pl.Int64()}
-
-
-class Attempts:
-    """What Spark does with tasks, in this process: tries again, runs twice, and lets some go on too late."""
-
-    partitions = 3
-
-    def __init__(self, generator, step):
-        self.generator = generator
-        self.step = step
-        self.late = []
-
-    def size_bytes(self, rows):
-        return sum(len(row.frame) for row in rows)
-
-    def map(self, function, rows):
-        parts = [[] for _ in range(3)]
-        for number, row in enumerate(rows):
-            parts[self.generator.randrange(3)].append(NumberedFrame(number, row))
-        return self._run(function, parts)
-
-    def map_buckets(self, function, rows):
-        buckets = {}
-        for row in rows:
-            buckets.setdefault(row.bucket, []).append(row)
-        return self._run(
-            function, [[NumberedFrame(*each) for each in enumerate(b)] for b in buckets.values()]
-        )
-
-    def _run(self, function, parts):
-        out = []
-        for part in filter(None, parts):
-            for fails in self.generator.choices([True, False], k=self.generator.randrange(3)):
-                self.step()
-                attempt = function(iter(part))
-                if fails:
-                    next(iter(attempt), None)
-                else:
-                    list(attempt)
-            self.step()
-            out += list(function(iter(part)))
-            if self.generator.random() < 0.5:
-                self.late.append((function, part))
-        return out
-
-    def wake(self):
-        """Have attempts that were held up go on; a database may have their tables no more."""
-        for function, part in self.late:
-            with suppress(ms.errors.MillstreamError):
-                list(function(iter(part)))
-        self.late.clear()
 
 
 class App:

@@ -18,10 +18,11 @@ from millstream.client.kafka.groups import KafkaGroups
 from millstream.client.kafka.producer import KafkaProducer
 from millstream.client.kafka.producer_pool import acquire_pool, release_pool
 from millstream.client.kafka.reader import KafkaReader
+from millstream.client.kafka.shared.producer import SharedProducer, why_not_shared
 from millstream.client.log import EventLog, check_prefix
 from millstream.client.producer import ProducerSettings
 from millstream.client.topic_settings import topic_settings
-from millstream.durations import Duration
+from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError, TopicExistsError
 from millstream.log.archiver import ArchiveProgress, PartitionArchive, ValueColumns
 from millstream.log.decoding import COLUMNS, select_schema
@@ -112,6 +113,20 @@ class KafkaLog(EventLog):
         with self._lock:
             self._producers.append(producer)
         return producer
+
+    def why_not_shared(self) -> str | None:
+        """Return why several processes cannot send in one transaction; None if they can."""
+        return why_not_shared(self.address)
+
+    def shared_producer(
+        self, transactional_id: str, transaction_timeout: Duration
+    ) -> SharedProducer:
+        """Return a producer in whose transactions other processes send; the caller closes it.
+
+        An older producer of the same transactional id is fenced off, of either kind.
+        """
+        timeout_ms = to_us(transaction_timeout, what="transaction_timeout") // 1000
+        return SharedProducer(self._cluster, self._groups, transactional_id, timeout_ms)
 
     def fence(self, writer: str) -> int | None:
         return self._groups.fence(writer)

@@ -107,7 +107,7 @@ class KafkaProducer(Producer):
         self._check()
         if timestamp_ms is None:
             timestamp_ms = self._clock_ms()
-        _check_time(timestamp_ms)
+        check_time(timestamp_ms)
         raw_key, raw, pairs, size = encode_record(key, value, headers)
         number = self._number(topic, raw_key, partition)
         sent = _PendingRecord(self, topic, size)
@@ -130,7 +130,7 @@ class KafkaProducer(Producer):
         self._client.refresh_topic(topic, self._cluster.cached_topic(topic).topic_id)
 
     def _send_columns(self, topic: str, columns: RecordColumns, bulk: BulkFuture) -> None:
-        _check_time(int(columns.timestamps_ms.min(initial=1)))
+        check_time(int(columns.timestamps_ms.min(initial=1)))
         self._refresh_topic(topic)
         pending = _PendingBulk(self, topic, bulk)
         for number, part in self._partitioner.split(topic, columns):
@@ -353,7 +353,12 @@ def _pairs(headers: list[dict[str, Any]]) -> Headers:
     return tuple((header["key"], header["value"]) for header in headers)
 
 
-def _check_time(timestamp_ms: int) -> None:
+def check_time(timestamp_ms: int) -> None:
+    """Refuse a record's time that the client library cannot send.
+
+    Raises:
+        ConfigError: it is not after 1970.
+    """
     if timestamp_ms <= 0:
         raise ConfigError(
             f"timestamp_ms is {timestamp_ms}, and over kafka:// times begin after 1970: the client takes 0 "

@@ -183,7 +183,7 @@ class KafkaTransactionManager:
             self._producer.wait_for_deliveries()
             self._check_committable()
             if fence is not None:
-                self._make_fences()
+                make_fences(self._cluster)
                 self._producer.note_fence(*fence)
             moved = _all_offsets(offsets, fence)
             for group, given in moved.items():
@@ -191,7 +191,8 @@ class KafkaTransactionManager:
             if fence is not None:  # readers see what was committed before by now
                 self._advance_fence(*fence)
             self._call("commit_transaction")
-            self._wait_until_visible(moved)
+            first, self._producer.first_offsets = self._producer.first_offsets, {}
+            wait_until_visible(self._cluster, self._groups, first, moved)
         except ProducerFencedError as error:
             self._fail(error)
             raise
@@ -223,41 +224,6 @@ class KafkaTransactionManager:
                 "already; skip it",
                 batch_id=at_batch,
             )
-
-    def _wait_until_visible(self, moved: Mapping[str, Sequence[KafkaTopicPartition]]) -> None:
-        """Wait until readers see what was committed, a moment after the decision.
-
-        Until its marker is there, a partition ends for them at the transaction's first record; if before
-        that, at that of another transaction.
-        """
-        first, self._producer.first_offsets = self._producer.first_offsets, {}
-        deadline_s = time.monotonic() + self._cluster.timeout_s
-        unseen = [KafkaTopicPartition(*name) for name in first]
-        while unseen and time.monotonic() < deadline_s:
-            ends = self._cluster.list_offsets(unseen, OffsetSpec.latest(), "read_committed")
-            unseen = [
-                place
-                for place, end in zip(unseen, ends, strict=True)
-                if end == first[place.topic, place.partition]
-            ]
-            time.sleep(_LOOK_AGAIN_S if unseen else 0)
-        for group, given in moved.items():
-            while not self._is_visible(group, given) and time.monotonic() < deadline_s:
-                time.sleep(_LOOK_AGAIN_S)
-
-    def _is_visible(self, group: str, given: Sequence[KafkaTopicPartition]) -> bool:
-        found = self._groups.committed_of(group, given)
-        return all(
-            (at := found.get(TopicPartition(place.topic, place.partition))) is not None
-            and at.offset == place.offset
-            for place in given
-        )
-
-    def _make_fences(self) -> None:
-        """Create the topic of the fences if it is missing."""
-        with suppress(TopicExistsError):
-            if not self._cluster.has_fences():
-                self._cluster.create_topic(FENCE_TOPIC, 1, _FENCE_TOPIC_SETTINGS)
 
     def check_partitions(self, offsets: Offsets) -> None:
         """Check that all these partitions exist.
@@ -370,6 +336,48 @@ class KafkaTransactionManager:
                 raise ours from raised
             else:
                 return
+
+
+def make_fences(cluster: Cluster) -> None:
+    """Create the topic of the fences if it is missing."""
+    with suppress(TopicExistsError):
+        if not cluster.has_fences():
+            cluster.create_topic(FENCE_TOPIC, 1, _FENCE_TOPIC_SETTINGS)
+
+
+def wait_until_visible(
+    cluster: Cluster,
+    groups: KafkaGroups,
+    first_offsets: Mapping[tuple[str, int], int],
+    moved: Mapping[str, Sequence[KafkaTopicPartition]],
+) -> None:
+    """Wait until readers see what a transaction has committed, a moment after the decision.
+
+    Until its marker is there, a partition ends for them at the transaction's first record (``first_offsets``); if
+    before that, at that of another transaction. ``moved`` is what groups have committed with it.
+    """
+    deadline_s = time.monotonic() + cluster.timeout_s
+    unseen = [KafkaTopicPartition(*name) for name in first_offsets]
+    while unseen and time.monotonic() < deadline_s:
+        ends = cluster.list_offsets(unseen, OffsetSpec.latest(), "read_committed")
+        unseen = [
+            place
+            for place, end in zip(unseen, ends, strict=True)
+            if end == first_offsets[place.topic, place.partition]
+        ]
+        time.sleep(_LOOK_AGAIN_S if unseen else 0)
+    for group, given in moved.items():
+        while not _is_visible(groups, group, given) and time.monotonic() < deadline_s:
+            time.sleep(_LOOK_AGAIN_S)
+
+
+def _is_visible(groups: KafkaGroups, group: str, given: Sequence[KafkaTopicPartition]) -> bool:
+    found = groups.committed_of(group, given)
+    return all(
+        (at := found.get(TopicPartition(place.topic, place.partition))) is not None
+        and at.offset == place.offset
+        for place in given
+    )
 
 
 def _all_offsets(

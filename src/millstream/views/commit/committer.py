@@ -46,7 +46,7 @@ from millstream.views.position import merge_positions
 from millstream.views.retractions import view_change, view_schema
 from millstream.views.schema import Fence, ViewChange, ViewSchema
 from millstream.views.sink import RunStart, Sink, SinkBatch
-from millstream.views.staging import StagedChange, StagedRows, Stager
+from millstream.views.staging import PartitionStager, StagedChange, StagedRows, Stager
 from millstream.views.state_store.program import StoredProgram
 from millstream.views.state_store.program_change import compare_programs
 from millstream.views.state_store.program_state import ProgramOutputs
@@ -453,7 +453,7 @@ class BatchCommitter:
     def _fence(self, batch_id: int) -> Fence:
         return Fence(self.plan.app, self._job, self.run, batch_id)
 
-    def stager(self, batch_id: int, sink: SinkPlan) -> Stager | None:
+    def stager(self, batch_id: int, sink: SinkPlan) -> Stager | PartitionStager | None:
         """Return what stages the rows of an output; None if the driver has to write them."""
         fence = self._fence(batch_id)
         if _in_state_store(sink):

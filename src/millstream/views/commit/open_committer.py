@@ -37,13 +37,17 @@ def open_committer(
     state_store: StoreLocation,
     log: Path | str,
     on_wait: Callable[[str], None] = _log.warning,
+    *,
+    tasks_write: bool = False,
 ) -> Iterator[BatchCommitter]:
     """Open all that a plan writes to, and close it when the block ends. No run has begun yet.
 
     Args:
         state_store: Where the app's state store is.
         log: The address of the log that the plan's topics are in.
-        on_wait: Called with one line when the state store's server is away, and is waited for.
+        on_wait: Called with one line when the state store's server is away, and is waited for; and with what
+            else there is to know of the sinks.
+        tasks_write: There are tasks that can write large outputs.
 
     Raises:
         ConfigError: a sink cannot be written to, or two addresses lead to the same one.
@@ -51,17 +55,19 @@ def open_committer(
     """
     with ExitStack() as opened:
         others: list[Sink] = []
-        for sink in _make_sinks(plan, log):
+        for sink in _make_sinks(plan, log, on_wait, tasks_write=tasks_write):
             others.append(opened.enter_context(closing(sink)))
             _check_distinct(others)
         store = opened.enter_context(open_state_store(state_store, on_wait=on_wait))
         yield BatchCommitter(plan, store, others)
 
 
-def _make_sinks(plan: JobPlan, log: Path | str) -> Iterator[Sink]:
+def _make_sinks(
+    plan: JobPlan, log: Path | str, on_notice: Callable[[str], None], *, tasks_write: bool
+) -> Iterator[Sink]:
     topics = [sink for sink in plan.sinks if isinstance(sink.spec, TopicSinkSpec)]
     if topics:
-        yield TopicsSink(log, topics)
+        yield TopicsSink(log, topics, tasks_write=tasks_write, on_notice=on_notice)
     databases: dict[str, list[SinkPlan]] = {}
     for sink in plan.sinks:
         if isinstance(sink.spec, ViewSinkSpec) and sink.spec.store is not None:

@@ -12,15 +12,18 @@ topic, which keeps the last record of a key, it is a tombstone instead.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import polars as pl
 import pyarrow as pa
 
 from millstream.kernels.column_types import of_one_zero
-from millstream.kernels.frames import DIFF, TIME
+from millstream.kernels.frames import DIFF, SPLIT, TIME
 from millstream.kernels.plan import TopicSinkSpec
 from millstream.views.retractions import DIFF_COLUMN, split_upserts_and_deletes
+
+_SLICE_ROWS = 50_000
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,23 @@ class TopicRecords:
     keys: pa.Array | None
     timestamps_ms: pa.Array
     headers: pa.Array | None = None
+
+
+def records_in_order(
+    rows: pl.DataFrame, spec: TopicSinkSpec, *, compacted: bool, replaces: bool
+) -> Iterator[TopicRecords]:
+    """Yield the records of a batch's rows in the order in which a topic gets them; of many, a slice at a time."""
+    if SPLIT not in rows.columns and TIME in rows.columns:
+        # Rows of a source are in the log's order; those of an operator are in the order of buckets.
+        rows = rows.sort(TIME, maintain_order=True)
+    # Of a compacted topic, the batch is consolidated as a whole.
+    for some in [rows] if compacted else rows.iter_slices(_SLICE_ROWS):
+        yield from to_records(some, spec, compacted=compacted, replaces=replaces)
+
+
+def record_keys(rows: pl.DataFrame, spec: TopicSinkSpec) -> pa.Array | None:
+    """Return the keys of the records that rows become; None if records have none."""
+    return None if spec.key is None else _keys(rows, spec.key)
 
 
 def to_records(
@@ -51,7 +71,7 @@ def to_records(
 
 
 def _records(rows: pl.DataFrame, spec: TopicSinkSpec) -> TopicRecords:
-    keys = None if spec.key is None else _keys(rows, spec.key)
+    keys = record_keys(rows, spec)
     times = rows[TIME] // 1000
     if isinstance(spec.value, str):
         headers = _diff_headers(rows[DIFF]) if DIFF in rows.columns else None

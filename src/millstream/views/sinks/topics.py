@@ -1,7 +1,8 @@
 """The sink for topics: a batch's records, of all topics of a log, in one transaction with its fence.
 
 The driver writes them with the log's transactional producer. Where the log is a folder, the driver owns
-it, or connects to its owner; the job's source only reads, and needs neither.
+it, or connects to its owner; the job's source only reads, and needs neither. On a cluster, tasks send the records
+of large outputs to brokers, in a transaction of the driver's (`topic_tasks.py`).
 
 The log decides what a crash leaves (`log/transactions.py`, `client/kafka/transaction.py`): the records of
 a transaction are visible together with its fence, or never. The fence's writer is named after app, job
@@ -17,24 +18,29 @@ before, so the fence does not change after that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from millstream.client import connect
-from millstream.client.address import shown
+from millstream.client.address import is_kafka, shown
 from millstream.client.open import open_reader
 from millstream.client.producer import Producer
 from millstream.errors import ConfigError, FencePassedError, FolderOwnedError
-from millstream.kernels.frames import SPLIT, TIME
 from millstream.kernels.plan import SinkPlan, TopicSinkSpec
 from millstream.threads import Threads
 from millstream.views.coverage import OutputSink, topic_label
 from millstream.views.schema import Fence
 from millstream.views.sink import RunStart, SinkBatch, check_written
-from millstream.views.sinks.topic_records import TopicRecords, to_records
+from millstream.views.sinks.topic_records import TopicRecords, records_in_order
+from millstream.views.sinks.topic_tasks import TopicStager, TopicTarget, TopicTasks
+
+if TYPE_CHECKING:
+    from millstream.client.kafka.log import KafkaLog
 
 _TRANSACTION_TIMEOUT = "15 minutes"  # the most that a log allows; a batch takes what it takes
-_SLICE_ROWS = 50_000
+_log = logging.getLogger(__name__)
 
 
 class TopicsSink:
@@ -42,8 +48,18 @@ class TopicsSink:
 
     has_fence = True
 
-    def __init__(self, log: Path | str, sinks: Sequence[SinkPlan]) -> None:
+    def __init__(
+        self,
+        log: Path | str,
+        sinks: Sequence[SinkPlan],
+        *,
+        tasks_write: bool = False,
+        on_notice: Callable[[str], None] = _log.warning,
+    ) -> None:
         """Reach the log for writing, and create the topics that it lacks.
+
+        ``tasks_write``: there are tasks that can write large outputs. ``on_notice`` is called with one line where
+        these topics are the driver's nevertheless.
 
         Raises:
             ConfigError: another process owns the folder and accepts no connections, or a topic is not
@@ -54,6 +70,9 @@ class TopicsSink:
         self._replacing = {sink.name for sink in sinks if sink.replaces}
         self._log = connect(log)
         self._producer: Producer | None = None
+        self._tasks_write = tasks_write and is_kafka(log)
+        self._on_notice = on_notice
+        self._tasks: TopicTasks | None = None
         self._writer = ""
         try:
             self.identity = self._connect(log)
@@ -93,9 +112,7 @@ class TopicsSink:
     def begin_run(self, start: RunStart) -> int | None:
         prefix = f"{start.app}/{start.job}/"
         self._writer = prefix + start.checkpoint_id
-        self._producer = self._log.producer(
-            transactional_id=f"{start.app}/{start.job}", transaction_timeout=_TRANSACTION_TIMEOUT
-        )
+        self._take_id(f"{start.app}/{start.job}")
         fences = self._log.fences(prefix)
         others = sorted(batch_id for name, batch_id in fences.items() if name != self._writer)
         if others:
@@ -107,6 +124,34 @@ class TopicsSink:
             )
         return fences.get(self._writer)
 
+    def _take_id(self, transactional_id: str) -> None:
+        """Fence older runs by the transactional id. One kind of producer has it for the whole run."""
+        if self._tasks_write:
+            log = cast("KafkaLog", self._log)
+            reason = log.why_not_shared()
+            if reason is None:
+                producer = log.shared_producer(transactional_id, _TRANSACTION_TIMEOUT)
+                self._tasks = TopicTasks(producer, self._targets())
+                return
+            self._on_notice(
+                f"Executors don't write to topics of {self.name}: {reason}. The driver writes them, so large outputs "
+                "are bounded by one process."
+            )
+        self._producer = self._log.producer(
+            transactional_id=transactional_id, transaction_timeout=_TRANSACTION_TIMEOUT
+        )
+
+    def _targets(self) -> dict[str, TopicTarget]:
+        return {
+            name: TopicTarget.of(
+                spec,
+                self._log.topic_settings(spec.topic),
+                compacted=self._compacted[spec.topic],
+                replaces=name in self._replacing,
+            )
+            for name, spec in self._specs.items()
+        }
+
     def end_offsets(self) -> Mapping[OutputSink, Sequence[int]]:
         return {
             (name, topic_label(spec.topic)): [end for _, end in self._reader.offsets(spec.topic)]
@@ -114,54 +159,67 @@ class TopicsSink:
         }
 
     def participates(self, part: SinkBatch) -> bool:
-        return any(name in part.rows for name in self._specs)
+        return any(map(part.has, self._specs))
 
-    def stager(self, fence: Fence, output: str) -> None:
-        """Return None: one producer has the transaction."""
+    def stager(self, fence: Fence, output: str) -> TopicStager | None:
+        if self._tasks is None or output not in self._specs or self._is_committed(fence):
+            return None
+        return self._tasks.stager(output)
+
+    def _is_committed(self, fence: Fence) -> bool:
+        last = self._log.fence(self._writer)
+        return last is not None and last >= fence.batch_id
 
     def commit(self, fence: Fence, part: SinkBatch) -> bool:
-        assert self._producer is not None, "a run begins before it commits"
-        last = self._log.fence(self._writer)
-        if last is not None and last >= fence.batch_id:
+        if self._is_committed(fence):
             return False
         try:
-            with self._producer.transaction() as transaction:
-                for name, spec in self._specs.items():
-                    for records in prefetch(self._records(part, name, spec)):
-                        self._producer.send_many(
-                            spec.topic,
-                            values=records.values,
-                            keys=records.keys,
-                            timestamps_ms=records.timestamps_ms,
-                            headers=records.headers,
-                        )
-                for topic in self._compacted:
-                    self._reader.topic_id(topic)  # refused, where it was created again
-                transaction.fence(self._writer, fence.batch_id)
+            if self._tasks is not None:
+                self._tasks.commit(self._writer, fence.batch_id, part, self._check_topics)
+            else:
+                self._commit_here(fence, part)
         except FencePassedError:
             return False
         return True
+
+    def _commit_here(self, fence: Fence, part: SinkBatch) -> None:
+        assert self._producer is not None, "a run begins before it commits"
+        with self._producer.transaction() as transaction:
+            for name, spec in self._specs.items():
+                for records in prefetch(self._records(part, name, spec)):
+                    self._producer.send_many(
+                        spec.topic,
+                        values=records.values,
+                        keys=records.keys,
+                        timestamps_ms=records.timestamps_ms,
+                        headers=records.headers,
+                    )
+            self._check_topics()
+            transaction.fence(self._writer, fence.batch_id)
+
+    def _check_topics(self) -> None:
+        """Refuse to commit where a topic was created again: what was sent to it may be in the one before."""
+        for topic in self._compacted:
+            self._reader.topic_id(topic)
 
     def _records(self, part: SinkBatch, name: str, spec: TopicSinkSpec) -> Iterator[TopicRecords]:
         """Yield the records of one topic; of many rows, a slice at a time."""
         rows = part.rows.get(name)
         if rows is None:
             return
-        if SPLIT not in rows.columns and TIME in rows.columns:
-            # Rows of a source are in the log's order; those of an operator are in the order of buckets.
-            rows = rows.sort(TIME, maintain_order=True)
-        compacted = self._compacted[spec.topic]  # then the batch is consolidated as a whole
+        compacted = self._compacted[spec.topic]
         written = 0
-        for some in [rows] if compacted else rows.iter_slices(_SLICE_ROWS):
-            for records in to_records(
-                some, spec, compacted=compacted, replaces=name in self._replacing
-            ):
-                written += len(records.values)
-                yield records
+        for records in records_in_order(
+            rows, spec, compacted=compacted, replaces=name in self._replacing
+        ):
+            written += len(records.values)
+            yield records
         if not compacted:  # there, a row may retract another one of the batch
             check_written(f"the topic {spec.topic!r}", rows.height, written)
 
     def close(self) -> None:
+        if self._tasks is not None:
+            self._tasks.close()
         self._log.close()
 
 
