@@ -86,6 +86,7 @@ NAVIGATION: dict[str, list[str]] = {
         "docs/capture-mongodb",
         "docs/capture-sqlite",
         "docs/capture-debezium",
+        "docs/connectors",
         "docs/apply",
     ],
     "Operation": [
