@@ -23,6 +23,7 @@ from millstream.views.commit.batch_history import PhaseTimer, batch_record
 from millstream.views.commit.committer import BatchCommitter, BatchResult, collect_results
 from millstream.views.commit.time_status import time_status
 from millstream.views.position import merge_positions
+from millstream.views.questions.requests import answer_requests
 from millstream.views.runs.batch_figures import BatchFigures
 from millstream.views.runs.batch_spans import emit_batch_spans
 from millstream.views.runs.dead_letter_share import DeadLetterShare
@@ -171,7 +172,7 @@ class BatchRunner:
                 left, staged = self.outputs.stage(batch_id, given)
         with self.timer.phase("collect"):
             rows = self._fetch(left)
-            result = collect_results(self.plan, rows, staged)
+            result = self._result_of(batch_id, rows, staged)
         progress = self._progress(result, batch_id)
         status = self._status(result, progress)
         record = batch_record(progress, result, self.timer, self.committer.run, self.rows_max)
@@ -184,7 +185,7 @@ class BatchRunner:
             try:
                 commit(result)
             except StagedRowsLostError:  # sinks that have the batch find their fences
-                result = collect_results(self.plan, self._fetch(given))
+                result = self._result_of(batch_id, self._fetch(given), {})
                 commit(result)
         if self.stages is not None:
             self.stages.on_commit()
@@ -200,6 +201,16 @@ class BatchRunner:
         _log.info("batch %d is committed: read %d, late %d, dead %d", batch_id, *counts.values())
         if self.on_progress is not None:
             self.on_progress(progress)
+
+    def _result_of(
+        self, batch_id: int, rows: Sequence[FrameRow], staged: Mapping[str, StagedRows]
+    ) -> BatchResult:
+        """Return the result of a batch, with the answers to its requests."""
+        result = collect_results(self.plan, rows, staged)
+        if self.stages is not None and self.plan.answering:
+            state = self.stages.state_after_batch()
+            answer_requests(self.plan, result, batch_id, self.committer.position, state)
+        return result
 
     def _status(self, result: BatchResult, progress: Progress) -> dict[str, Any]:
         """Return the status that a batch commits.

@@ -62,6 +62,7 @@ from millstream.views.address import StateStoreAddress, parse_store
 from millstream.views.alerts.rule import AlertRule, check_app_rules
 from millstream.views.followed_view import FollowedView
 from millstream.views.panels import Panel, check_panel, to_plain
+from millstream.views.questions.requests import check_requests
 from millstream.views.reader import View
 from millstream.views.runs.dead_letter_share import check_dead_letter_max
 from millstream.views.runs.late_alarm import LateAlarm, check_late_share
@@ -462,6 +463,7 @@ class App(QueryableApp):
                 f"The app {self.name!r} reads no topic, and a batch begins with records of one. Read one, or "
                 "write the static table where it is wanted without an app."
             )
+        check_requests(plan)
         return plan
 
     def dashboard(self, *panels: Panel) -> None:

@@ -29,7 +29,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class QueryableApp(AppDeclaration):
     """The part of an app that is about questions."""
 
-    questions: dict[str, Callable[..., Any]] = field(default_factory=dict, init=False, repr=False)
     _service: AnswerService | None = field(default=None, init=False, repr=False)
 
     @property

@@ -32,6 +32,7 @@ from millstream.testing.inputs import InputRecord, Item, Tick, WatermarkAdvance
 from millstream.views.commit.committer import BatchCommitter, collect_results
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.commit.time_status import time_status
+from millstream.views.questions.requests import StateAfterBatch, answer_requests
 from millstream.views.store_location import StoreLocation, place_of
 
 _JOB = "main"
@@ -194,6 +195,7 @@ class KernelEngine:
 
     def _commit(self, committer: BatchCommitter, batch_id: int, rows: list[FrameRow]) -> None:
         result = collect_results(self.plan, rows)
+        answer_requests(self.plan, result, batch_id, committer.position, self._after(batch_id))
         watermark = result.watermark
         at = datetime.fromtimestamp(self.now_ms / 1000, UTC)
         known = committer.state_store.status(self.plan.app, _JOB)
@@ -209,6 +211,14 @@ class KernelEngine:
             **time_status(known, self.plan, result, batch_id, at),
         }
         committer.commit(batch_id, result, status)
+
+    def _after(self, batch_id: int) -> StateAfterBatch:
+        """Return the state after the batch that was run last."""
+        return StateAfterBatch(
+            {place: state.stored for place, state in self.states.items() if state.stored},
+            lambda bucket, key: self.states[bucket].runs(key),
+            lambda key: replace(self.journal, scope=(str(batch_id), "0", key)),
+        )
 
     def _batches(
         self, inputs: Mapping[str, Sequence[Item]], batches: int
