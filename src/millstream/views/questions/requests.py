@@ -24,7 +24,13 @@ from typing import Any
 
 import polars as pl
 
-from millstream.errors import ConfigError, CorruptionError, DeadlineError, UserCodeError
+from millstream.errors import (
+    ConfigError,
+    CorruptionError,
+    DeadlineError,
+    MillstreamError,
+    RetriableError,
+)
 from millstream.kernels.code_digest import digest
 from millstream.kernels.errors.dead_letter_collector import DeadLetterCollector, FailedRows
 from millstream.kernels.errors.user_code import plain_value, rows_as_json
@@ -122,7 +128,7 @@ def answer_requests(
 
     Raises:
         CorruptionError: the state, or the journal, is damaged.
-        UserCodeError: a request has no answer, and the app stops then (``on_error="stop"``).
+        UserCodeError, ConfigError, DeadlineError: a request has no answer, and the app stops then (``on_error="stop"``).
     """
     asked = [sink for sink in plan.answering if sink.name in result.rows]
     if not asked:
@@ -212,10 +218,12 @@ class _Answering:
         try:
             answer = json_of(self._value(request, deadline), self.question.name)
             deadline.check("its answer came too late")
-        except (ConfigError, DeadlineError, UserCodeError) as error:
-            if self.question.stops:
-                raise
-            return REFUSED, str(error)
+        except DeadlineError as error:
+            return self._refused(error)
+        except (CorruptionError, RetriableError):
+            raise  # of the store or the state, and not of the request
+        except MillstreamError as error:
+            return self._refused(error)
         head = {
             "request": identity,
             "name": self.question.name,
@@ -224,6 +232,11 @@ class _Answering:
         }
         text = json.dumps(head, ensure_ascii=False, default=plain_value)
         return ANSWERED, f'{text[:-1]}, "answer": {answer}}}'
+
+    def _refused(self, error: MillstreamError) -> Outcome:
+        if self.question.stops:
+            raise error
+        return REFUSED, str(error)
 
     def _value(self, request: pl.DataFrame, deadline: Deadline) -> Any:
         name, query = self.question.name, self.query
