@@ -7,9 +7,9 @@ threads of the program may go on for hours, and send records.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, Self, TypeVar
 
 P = ParamSpec("P")
@@ -21,9 +21,9 @@ class Threads:
 
     def __init__(self, count: int, name: str) -> None:
         self._count, self._name = count, name
-        self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._idle = threading.Semaphore(0)
-        self._changing = threading.Lock()
+        self._work: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._changed = threading.Condition()
+        self._free = 0  # threads that are in no call; of those that were just started, too
         self._threads: list[threading.Thread] = []
         self._closed = False
 
@@ -36,20 +36,20 @@ class Threads:
     def submit(self, call: Callable[P, R], *args: P.args, **named: P.kwargs) -> Future[R]:
         """Run a call in a thread; the future has its result, or its exception."""
         future: Future[R] = Future()
-        with self._changing:
+        with self._changed:
             if self._closed:
                 raise RuntimeError(f"{self._name} is closed")
-            if not self._idle.acquire(blocking=False) and len(self._threads) < self._count:
+            if len(self._work) >= self._free and len(self._threads) < self._count:
                 self._start()
-            self._work.put((future, lambda: call(*args, **named)))
+            self._work.append((future, lambda: call(*args, **named)))
+            self._changed.notify()
         return future
 
     def close(self) -> None:
         """Return when all submitted calls are done, and the threads have ended."""
-        with self._changing:
+        with self._changed:
             self._closed = True
-            for _ in self._threads:
-                self._work.put(None)
+            self._changed.notify_all()
         for thread in self._threads:
             thread.join()
 
@@ -57,19 +57,23 @@ class Threads:
         number = len(self._threads)
         thread = threading.Thread(target=self._run, name=f"{self._name}_{number}", daemon=True)
         thread.start()
+        self._free += 1
         self._threads.append(thread)
 
     def _run(self) -> None:
         while (submitted := self._next()) is not None:
             _run_call(*submitted)
             del submitted  # its arguments may be large, and the wait long
+            with self._changed:
+                self._free += 1
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
-        try:
-            return self._work.get_nowait()
-        except Empty:
-            self._idle.release()
-            return self._work.get()
+        with self._changed:
+            self._changed.wait_for(lambda: self._work or self._closed)
+            if not self._work:
+                return None
+            self._free -= 1
+            return self._work.popleft()
 
 
 def _run_call(future: Future[Any], call: Callable[[], Any]) -> None:

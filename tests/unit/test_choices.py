@@ -66,6 +66,9 @@ WRONG = {
     ("App.run", "until", "caught_up", "caught-up"): declared(
         lambda word: ms.App("a", log="unused").run(until=word)
     ),
+    ("App.run", "engine", "locl", "local"): declared(
+        lambda word: ms.App("a", log="unused").run(engine=word)
+    ),
     ("App.topic", "format", "JSON", "json"): declared(
         lambda word: ms.App("a", log="unused").topic("t", SCHEMA, format=word)
     ),

@@ -31,7 +31,7 @@ def test_a_thread_that_is_idle_is_given_work_before_another_one_is_started() -> 
 
     with Threads(4, "test") as threads:
         first = threads.submit(name).result()
-        while not threads._idle._value:  # its result is known just before it waits
+        while not threads._free:  # its result is known just before it waits
             pass
         assert threads.submit(name).result() == first == "test_0"
 
@@ -75,3 +75,15 @@ def test_work_is_taken_when_the_main_thread_has_ended() -> None:
             assert [threads.submit(abs, -n).result() for n in range(5)] == [0, 1, 2, 3, 4]
         """
     )
+
+
+def test_no_call_waits_behind_another_while_there_may_be_more_threads():
+    for _ in range(30):  # it depends on when the first thread looks for work
+        first_may_end = threading.Event()
+        with Threads(2, "millstream test") as threads:
+            first = threads.submit(first_may_end.wait)
+            try:
+                assert threads.submit(lambda: 7).result(timeout=30) == 7
+            finally:
+                first_may_end.set()
+        assert first.result()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from millstream.cli.signals import wait_for_stop_signal
-from millstream.cli.tables import Address, TableColumn, json_option, print_table
+from millstream.cli.tables import TableColumn, app_log_option, json_option, print_table
 from millstream.cli.token_option import token_option
 from millstream.edge.token_file import read_token
 from millstream.errors import ConfigError
@@ -31,13 +31,7 @@ if TYPE_CHECKING:
     metavar="JSON",
     help='A position that the answer must reflect, such as \'{"clicks": {"0": 17}}\'.',
 )
-@click.option(
-    "--log",
-    "address",
-    metavar="FOLDER|kafka://HOST:PORT",
-    type=Address(file_okay=False, path_type=Path),
-    help="The log, instead of the one that the app names; where it names none, MILLSTREAM_LOG.",
-)
+@app_log_option
 @click.option(
     "--listen",
     metavar="HOST:PORT",

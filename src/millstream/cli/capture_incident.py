@@ -9,19 +9,19 @@ import click
 from millstream.cli.deploy import shown_batches
 from millstream.cli.plan import edited_app
 from millstream.cli.run import split_file
-from millstream.cli.tables import Address, json_option, pluralize, print_json
+from millstream.cli.tables import (
+    app_log_option,
+    app_name_option,
+    json_option,
+    pluralize,
+    print_json,
+)
 
 
 @click.command("capture-incident")
 @click.argument("file", metavar="FILE[:APP]")
-@click.option("--app", "name", help="Which app, where the file declares several: as FILE:APP.")
-@click.option(
-    "--log",
-    "address",
-    metavar="FOLDER|kafka://HOST:PORT",
-    type=Address(file_okay=False, path_type=Path),
-    help="The log, instead of the one that the app names; where it names none, MILLSTREAM_LOG.",
-)
+@app_name_option
+@app_log_option
 @click.option(
     "--batch",
     "batch_id",

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +15,8 @@ import click
 
 from millstream.cli.plan import print_plan
 from millstream.cli.run import split_file
-from millstream.cli.tables import Address
-from millstream.cli.watched_program import FileStates, ProgramError, WatchedProgram
+from millstream.cli.tables import app_log_option, app_name_option
+from millstream.cli.watched_program import ProgramError, WatchedProgram
 from millstream.engine.interrupts import Interrupts, count_interrupts
 from millstream.errors import ConfigError, EnvironmentProblem, FencedError, MillstreamError
 from millstream.views.runs.control_files import stop_request_file
@@ -33,14 +33,8 @@ _EXIT_INTERRUPTED = 130
 
 @click.command()
 @click.argument("file", metavar="FILE[:APP]")
-@click.option("--app", "name", help="Which app, where the file declares several: as FILE:APP.")
-@click.option(
-    "--log",
-    "address",
-    metavar="FOLDER|kafka://HOST:PORT",
-    type=Address(file_okay=False, path_type=Path),
-    help="The log, instead of the one that the app names; where it names none, MILLSTREAM_LOG.",
-)
+@app_name_option
+@app_log_option
 @click.option(
     "--listen",
     default=LISTEN_DEFAULT,
@@ -81,6 +75,7 @@ class _DevRun:
     report: Report | None = None
     error: BaseException | None = None
     batches: int = 0
+    asked_to_stop: bool = False  # by this process
     _shown: int = 0
     _thread: threading.Thread = field(init=False)
 
@@ -101,10 +96,11 @@ class _DevRun:
 
     def stop(self, interrupts: Interrupts) -> None:
         """Let the batch in hand be finished; at the second interrupt end this process, as a kill would."""
+        self.asked_to_stop = True
         while self._thread.is_alive():
-            stop_request_file(
-                self.app.folder
-            ).touch()  # again and again: a run that is starting clears it once
+            with suppress(FileNotFoundError):  # a run that is starting makes the folder
+                # again and again: a run that is starting clears it once
+                stop_request_file(self.app.folder).touch()
             self._thread.join(_POLL_S / 2)
             if interrupts.count > 1:
                 click.echo("ended within a batch, which the next run repeats")
@@ -168,12 +164,12 @@ class _DevSession:
     interrupts: Interrupts
     began: float
     _running: _DevRun | None = None
-    _states: FileStates = field(default_factory=dict)
+    _loaded: bool = False  # the program was, or its mistake was shown
 
     def run(self) -> None:
         """Watch until Ctrl-C."""
         while self.interrupts.count == 0:
-            if self.program.file_states() != self._states:
+            if self.program.is_changed:
                 self._reload()
             self._look_at_run()
             time.sleep(_POLL_S)
@@ -184,8 +180,7 @@ class _DevSession:
 
     def _reload(self) -> None:
         """Load the program, and run it in the place of the one before, if it may take it."""
-        again = bool(self._states)
-        self._states = self.program.file_states()
+        again, self._loaded = self._loaded, True
         began = time.monotonic() if again else self.began
         try:
             app = self.program.load()
@@ -193,8 +188,6 @@ class _DevSession:
             click.echo(f"{click.style('not loaded', fg='red')}:\n{error}")
             self._say_what_runs()
             return
-        finally:
-            self._states = self.program.file_states()  # with the modules that it imports now
         if not self._may_run(app):
             self._say_what_runs()
             return
@@ -251,6 +244,9 @@ class _DevSession:
         elif error is not None:
             kind = "" if isinstance(error, MillstreamError) else f"{type(error).__name__}: "
             click.echo(f"{click.style('stopped', fg='red')}: {kind}{error}")
+            self._say_what_runs()
+        elif not running.asked_to_stop:
+            click.echo(f"{running.app.name} was stopped by another program, as by millstream stop")
             self._say_what_runs()
 
     def _say_what_runs(self) -> None:

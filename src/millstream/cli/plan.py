@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from millstream.cli.run import find_app, split_file
-from millstream.cli.tables import Address, json_option, pluralize, print_json
+from millstream.cli.tables import (
+    app_log_option,
+    app_name_option,
+    json_option,
+    pluralize,
+    print_json,
+)
 from millstream.durations import format_us
 from millstream.errors import ConfigError
 
@@ -48,16 +54,8 @@ def edited_app_options(command: Command) -> Command:
             is_flag=True,
             help="After an upgrade of polars or Python: confirm that expressions with unchanged text are the same.",
         ),
-        click.option(
-            "--log",
-            "address",
-            metavar="FOLDER|kafka://HOST:PORT",
-            type=Address(file_okay=False, path_type=Path),
-            help="The log, instead of the one that the app names; where it names none, MILLSTREAM_LOG.",
-        ),
-        click.option(
-            "--app", "name", help="Which app, where the file declares several: as FILE:APP."
-        ),
+        app_log_option,
+        app_name_option,
         _named_option,
         click.argument("file", metavar="FILE[:APP]"),
     ):

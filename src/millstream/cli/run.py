@@ -15,7 +15,7 @@ from millstream.choices import did_you_mean
 from millstream.cli.log_format import log_format_option, set_log_format
 from millstream.cli.metrics_option import metrics_option
 from millstream.cli.spark_settings import spark_settings
-from millstream.cli.tables import Address, Choice
+from millstream.cli.tables import Choice, app_log_option, app_name_option
 from millstream.cli.token_option import token_option
 from millstream.edge.token_file import read_token
 from millstream.errors import ConfigError
@@ -28,14 +28,8 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("file", metavar="FILE[:APP]")
-@click.option("--app", "name", help="Which app, where the file declares several: as FILE:APP.")
-@click.option(
-    "--log",
-    "address",
-    metavar="FOLDER|kafka://HOST:PORT",
-    type=Address(file_okay=False, path_type=Path),
-    help="The log, instead of the one that the app names; where it names none, MILLSTREAM_LOG.",
-)
+@app_name_option
+@app_log_option
 @click.option(
     "--until",
     type=Choice(["stopped", "caught-up"]),

@@ -98,6 +98,16 @@ address_option = _log_option(
     "FOLDER|kafka://HOST:PORT",
     "The log: its folder, or brokers that have one.",
 )
+app_log_option = click.option(
+    "--log",
+    "address",
+    metavar="FOLDER|kafka://HOST:PORT",
+    type=Address(file_okay=False, path_type=Path),
+    help="The log, instead of the one that the app names; where it names none, MILLSTREAM_LOG.",
+)
+app_name_option = click.option(
+    "--app", "name", help="Which app, where the file declares several: as FILE:APP."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 store_option = click.option(
     "--store",

@@ -11,7 +11,7 @@ import click
 from millstream.cli.app_folder import app_store
 from millstream.cli.plan import edited_app
 from millstream.cli.tables import (
-    Address,
+    app_log_option,
     app_store_option,
     json_option,
     log_option,
@@ -32,13 +32,6 @@ class _Answer(Protocol):
 
 
 step_option = click.option("--step", help="Only this step.")
-app_log_option = click.option(
-    "--log",
-    "address",
-    metavar="FOLDER|kafka://HOST:PORT",
-    type=Address(file_okay=False, path_type=Path),
-    help="The log, instead of the one that the app names; where it names none, MILLSTREAM_LOG.",
-)
 
 
 @click.group()

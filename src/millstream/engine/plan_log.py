@@ -50,7 +50,7 @@ class PlanLog:
         if not (self.checkpoint / "metadata").exists():
             query = json.dumps({"id": str(uuid.uuid4())}, separators=(",", ":"))
             replace_file(DISK, self.checkpoint / "metadata", query.encode())
-        for draft in (self.checkpoint / "offsets").glob(f".*{_DRAFT}"):
+        for draft in self.checkpoint.glob(f"*/.*{_DRAFT}"):
             draft.unlink(missing_ok=True)
 
     def plan(self, batch_id: int) -> dict[str, Any] | None:
@@ -92,9 +92,13 @@ class PlanLog:
     def mark_committed(self, batch_id: int) -> None:
         """Note that a batch is committed, and remove the oldest plans.
 
-        It need not be durable: a run begins where the state store says.
+        It need not be durable: a run begins where the state store says. But it is whole or not there, however this
+        process ends: Spark does not begin behind a mark without its text.
         """
-        (self.checkpoint / "commits" / str(batch_id)).write_text(COMMITTED)
+        mark = self.checkpoint / "commits" / str(batch_id)
+        draft = mark.with_name(f".{batch_id}.{uuid.uuid4().hex}{_DRAFT}")
+        draft.write_text(COMMITTED)
+        draft.replace(mark)
         for name in ("offsets", "commits"):
             for old in (f"{batch_id - PLANS_KEPT}", f".{batch_id - PLANS_KEPT}.crc"):
                 (self.checkpoint / name / old).unlink(missing_ok=True)

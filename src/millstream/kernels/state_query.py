@@ -7,7 +7,7 @@ the runs, answers for that position, whatever the job does meanwhile.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeGuard
@@ -26,9 +26,6 @@ from millstream.kernels.steps import Step
 
 Bucket = tuple[int, int]
 """A stage and a bucket of it."""
-
-OpenRuns = Callable[[Bucket, str], RunStore]
-"""Gives the runs of an operator in a bucket, by its key in the manifest."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +157,7 @@ class StateQuery:
 
     targets: QueryTargets
     manifests: Mapping[Bucket, bytes]
-    open_runs: OpenRuns
+    run_store: RunStore
 
     def rows(self, target: QueryTarget, keys: pl.DataFrame | None) -> pl.DataFrame:
         """Return the rows of some keys (a row each, in the columns of the target's key), or of all.
@@ -180,17 +177,9 @@ class StateQuery:
         )
         return target.shown(rows)
 
-    def runs(self) -> Iterator[tuple[Bucket, str, Run]]:
-        """Yield all runs that the manifests name, with their bucket and the key of their operator."""
-        for bucket, manifest in self.manifests.items():
-            for key, message in json.loads(manifest).items():
-                for entries in message["runs"].values():
-                    for entry in entries:
-                        yield bucket, key, Run.from_message(entry)
-
     def _current(self, target: QueryTarget, bucket: Bucket, keys: QueryKeys | None) -> pl.DataFrame:
         message = self._message(target, bucket)
-        state = OperatorState.from_message(message, self.open_runs(bucket, target.operator.key))
+        state = OperatorState.from_message(message, self.run_store)
         watermark_us = _NO_STATE if message is None else message["watermark"]
         rows = target.kernel.current_rows(state, keys, watermark_us)
         return rows[visible(rows.columns)]
@@ -209,6 +198,14 @@ class StateQuery:
 
 
 _NO_STATE = -(2**62)
+
+
+def runs_of(manifests: Mapping[Bucket, bytes]) -> Iterator[Run]:
+    """Yield all runs that manifests name."""
+    for manifest in manifests.values():
+        for message in json.loads(manifest).values():
+            for entries in message["runs"].values():
+                yield from map(Run.from_message, entries)
 
 
 def divide_keys(plan: JobPlan, target: QueryTarget, keys: pl.DataFrame) -> dict[Bucket, QueryKeys]:

@@ -16,7 +16,6 @@ import polars as pl
 
 from millstream.choices import did_you_mean
 from millstream.durations import format_us
-from millstream.engine.stages.run_files import RunFiles
 from millstream.errors import ConfigError, CorruptionError
 from millstream.kernels.adopted_state import Manifests
 from millstream.kernels.patterns.partial_matches import PartialMatch
@@ -24,12 +23,12 @@ from millstream.kernels.patterns.pattern_operator import PatternOperator
 from millstream.kernels.plan import JobPlan, OperatorPlan
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.sorted_runs import RunStore
-from millstream.object_store.folder import FolderStore
 from millstream.object_store.place import DESCRIPTION, StatePlace
 from millstream.ops.state_before import plan_without_sinks
+from millstream.ops.state_runs import state_runs
+from millstream.views.questions.key_rows import key_value
 from millstream.views.schema import JOB
 from millstream.views.state_store.program import StoredProgram, different_steps
-from millstream.views.state_store.store import StateStore
 from millstream.views.store_location import open_state_store
 
 if TYPE_CHECKING:
@@ -141,16 +140,12 @@ def _read(app: App, step: str | None, key: Mapping[str, Any] | None, limit: int)
             raise ConfigError(
                 f"{app.name} is not declared as it runs: {'; '.join(found)}. Give the file that runs, or deploy this one."
             )
-        runs = RunFiles(_run_store(app, store), 0)
+        place = StatePlace.from_message(store.description(app.name, DESCRIPTION))
         manifests = store.state_manifests(app.name, JOB)
-    matches = matches_in(plan, operator_parts(plan, manifests, lambda *_: runs), step, key)
-    taken = [one for one, _ in zip(matches, range(limit + 1), strict=False)]
+    with state_runs(app.folder, place) as runs:
+        matches = matches_in(plan, operator_parts(plan, manifests, lambda *_: runs), step, key)
+        taken = [one for one, _ in zip(matches, range(limit + 1), strict=False)]
     return PartialMatches(batch_id, tuple(taken[:limit]), len(taken) > limit)
-
-
-def _run_store(app: App, store: StateStore) -> Any:
-    place = StatePlace.from_message(store.description(app.name, DESCRIPTION))
-    return FolderStore(app.folder / "runs") if place is None else place.open("runs")
 
 
 def _patterns(plan: JobPlan, step: str | None) -> dict[str, PatternOperator]:
@@ -184,24 +179,11 @@ def _key_row(kernel: PatternOperator, key: Mapping[str, Any] | None) -> pl.DataF
 
 def _typed(name: str, value: Any, dtype: pl.DataType) -> pl.Series:
     try:
-        if isinstance(value, str) and dtype != pl.String:
-            return _parsed(name, value, dtype)
-        return pl.Series(name, [value], dtype, strict=True)
-    except (TypeError, pl.exceptions.PolarsError) as error:
+        return pl.Series(name, [key_value(value, dtype)], dtype, strict=True)
+    except (TypeError, OverflowError, pl.exceptions.PolarsError, ConfigError) as error:
         raise ConfigError(
             f"{name}={value!r} is no {dtype}, which the column is: {error}."
         ) from None
-
-
-def _parsed(name: str, text: str, dtype: pl.DataType) -> pl.Series:
-    column = pl.Series(name, [text])
-    if dtype.is_temporal():
-        return column.str.to_datetime(time_zone="UTC").cast(dtype)
-    if dtype == pl.Boolean:
-        if text not in ("true", "false"):
-            raise ConfigError(f"{name}={text!r} is no {dtype}. Give true or false.")
-        return pl.Series(name, [text == "true"])
-    return column.cast(dtype, strict=True)
 
 
 def _said(one: PartialMatch) -> Iterator[str]:

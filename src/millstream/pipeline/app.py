@@ -573,6 +573,7 @@ class App(QueryableApp):
             continues and the results are the same.
         """
         alarm = None if self.late_alarm is None else LateAlarm(self.late_alarm, on_alarm)
+        chosen = choose_engine(engine)
         options = RunOptions(
             until=until if callable(until) else choose("run's until", until, UNTIL_OPTIONS),
             timeout_s=None if timeout is None else to_us(timeout, what="run's timeout") / 1e6,
@@ -594,7 +595,7 @@ class App(QueryableApp):
             metrics,
             to_us(ready_within, what="run's ready_within") / 1e6,
             self.alert_rules,
-            choose_engine(engine),
+            chosen,
         )
         report = run.run(options, shown_on(show=show, by_default=on_progress is None))
         messages = () if alarm is None else alarm.messages

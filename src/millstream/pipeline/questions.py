@@ -74,6 +74,10 @@ class QueryableApp(AppDeclaration):
                 raise ConfigError(
                     f"The question {name!r} has a function without parameters. The first is the state: def answer(state, …)."
                 )
+            if inspect.iscoroutinefunction(function):
+                raise ConfigError(
+                    f"The question {name!r} is an async function, and is called in a thread. Declare it with def alone."
+                )
             self.questions[name] = function
             return function
 

@@ -216,9 +216,14 @@ class KernelEngine:
         """Return the state after the batch that was run last."""
         return StateAfterBatch(
             {place: state.stored for place, state in self.states.items() if state.stored},
-            lambda bucket, key: self.states[bucket].runs(key),
+            self._all_runs(),
             lambda key: replace(self.journal, scope=(str(batch_id), "0", key)),
         )
+
+    def _all_runs(self) -> MemoryRunStore:
+        """Return all runs that are held, for reading. No two have one name."""
+        stores = (store for state in self.states.values() for store in state.stores.values())
+        return MemoryRunStore({name: run for store in stores for name, run in store.tables.items()})
 
     def _batches(
         self, inputs: Mapping[str, Sequence[Item]], batches: int
@@ -303,7 +308,7 @@ class KernelEngine:
             place: MemoryBucketState(
                 manifest,
                 {
-                    key: MemoryRunStore(dict(found), 0, self._prefix(place[1]), keeps_all=True)
+                    key: MemoryRunStore(dict(found), 0, f"{self._prefix(place[1])}{key}/", keeps_all=True)
                     for (depth, key), found in tables.items()
                     if depth == place[0]
                 },

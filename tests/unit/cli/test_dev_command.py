@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 
 import millstream as ms
+from millstream.cli.dev import _DevRun, _DevSession
 from millstream.cli.new_rows import ROWS_MAX, NewRows
+from millstream.cli.stop import stop_app
 from millstream.cli.watched_program import ProgramError, WatchedProgram
+from millstream.engine.interrupts import Interrupts
 
 SOURCE = Path(ms.__file__).parents[1]
 PROGRAM = """
@@ -25,6 +28,9 @@ app = ms.App("clicks", log="data")
 clicks = app.topic("clicks", {"ad": str, "at": int}, key="ad", partitions=1).stream()
 clicks.group_by("ad").agg(n=ms.count()).view("ads")
 """
+TICK_S = (
+    0.05  # a file system's clock may be behind, and what was saved just now is loaded once more
+)
 WAIT_S = 240  # as a machine may be slow
 
 
@@ -129,16 +135,130 @@ def test_a_program_is_loaded_with_its_modules_as_they_are_now(tmp_path):
     )
     (tmp_path / "settings.py").write_text("SECONDS = 1\n")
     program = WatchedProgram(tmp_path / "app.py", None, tmp_path / "other")
+    time.sleep(TICK_S)
     app = program.load()
     assert [output.name for output in app.outputs] == ["ads_1"]
     assert app.folder == tmp_path / "other" / "apps" / "clicks"
-    before = program.file_states()
-    assert set(before) == {tmp_path / "app.py", tmp_path / "settings.py"}
+    assert not program.is_changed
     (tmp_path / "settings.py").write_text("SECONDS = 22\n")
-    assert program.file_states() != before
+    assert program.is_changed
     assert [output.name for output in program.load().outputs] == ["ads_22"]
-    (tmp_path / "app.py").unlink()  # as an editor does that writes a new file
-    assert set(program.file_states()) == {tmp_path / "settings.py"}
+    assert not program.is_changed
+
+
+def test_a_run_that_another_program_stops_is_told_of(tmp_path, capsys):
+    (tmp_path / "app.py").write_text(PROGRAM)
+    (tmp_path / "settings.py").write_text("SECONDS = 1\n")
+    program = WatchedProgram(tmp_path / "app.py", None, tmp_path / "data")
+    opened = _DevSession(program, None, Interrupts(), time.monotonic())
+    opened._reload()
+    running = opened._running
+    while running.is_alive:
+        stop_app("clicks", running.app.folder, "4 minutes")
+    assert running.error is None
+    opened._look_at_run()
+    assert re.search(
+        "clicks was stopped by another program[\\s\\S]*nothing runs", capsys.readouterr().out
+    )
+    assert opened._running is None
+
+
+def test_a_run_that_has_no_folder_yet_is_stopped(tmp_path, monkeypatch):
+    app, begun = ms.App("clicks", log=tmp_path / "data"), threading.Event()
+    monkeypatch.setattr(app, "run", lambda **_: begun.wait())
+    running = _DevRun(app, NewRows(app.state_store))
+    timer = threading.Timer(0.2, begun.set)
+    timer.start()
+    running.stop(Interrupts())
+    timer.join()
+    assert (running.is_alive, app.folder.exists()) == (False, False)
+
+
+NUMBERED = """
+import millstream as ms
+from parts.numbers import NUMBER
+
+app = ms.App(f"a{NUMBER}", log="data")
+ads = app.topic("ads", {"ad": str}, key="ad").stream().view("ads", key="ad")
+"""
+
+
+@pytest.fixture
+def numbered(tmp_path, monkeypatch):
+    """A program with a module in a folder, as Python loads it where it may write bytecode."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "app.py").write_text(NUMBERED)
+    (tmp_path / "parts").mkdir()
+    yield tmp_path / "parts" / "numbers.py"
+    for name in [name for name in sys.modules if name.partition(".")[0] == "parts"]:
+        del sys.modules[name]
+
+
+def test_a_module_saved_again_within_a_second_is_loaded_as_it_is_now(tmp_path, numbered):
+    program = WatchedProgram(tmp_path / "app.py", None)
+    for way in (
+        NUMBERED,
+        NUMBERED.replace("parts.numbers import", "parts import numbers; from parts.numbers import"),
+    ):
+        (tmp_path / "app.py").write_text(way)
+        for number in range(1, 6):
+            numbered.write_text(f"NUMBER = {number}\n")  # as long as before
+            assert program.load().name == f"a{number}"
+
+
+def test_a_module_in_a_folder_without_init_is_not_taken_from_the_folder_as_it_was(
+    tmp_path, numbered
+):
+    (tmp_path / "app.py").write_text(
+        NUMBERED.replace("parts.numbers import NUMBER", "parts import numbers").replace(
+            "{NUMBER}", "{numbers.NUMBER}"
+        )
+    )
+    program = WatchedProgram(tmp_path / "app.py", None)
+    for number in (1, 22):
+        numbered.write_text(f"NUMBER = {number}\n")
+        assert program.load().name == f"a{number}"
+
+
+@pytest.mark.parametrize("text", [None, "NUMBER = (\n", "NUMBER = 1 / 0\n", "NONE = 1\n"])
+def test_a_mistake_in_a_module_is_noticed_when_it_is_corrected(tmp_path, numbered, text):
+    if text is not None:
+        numbered.write_text(text)
+    program = WatchedProgram(tmp_path / "app.py", None)
+    time.sleep(TICK_S)
+    with pytest.raises(ProgramError):
+        program.load()
+    assert not program.is_changed
+    numbered.write_text("NUMBER = 2\n")
+    assert program.is_changed
+    assert program.load().name == "a2"
+
+
+@pytest.mark.parametrize("loads_before", [0, 1])
+def test_what_is_saved_while_a_program_is_loaded_is_loaded_next(tmp_path, numbered, loads_before):
+    again = f"import pathlib; pathlib.Path({str(numbered)!r}).write_text('NUMBER = 7\\n')\n"
+    program = WatchedProgram(tmp_path / "app.py", None)
+    numbered.write_text("NUMBER = 1\n")
+    for _ in range(loads_before):
+        program.load()
+    numbered.write_text(f"NUMBER = 3\n{again}")  # it is saved after Python has read it
+    time.sleep(TICK_S)
+    assert program.load().name == "a3"
+    assert program.is_changed
+    assert program.load().name == "a7"
+    assert not program.is_changed
+
+
+def test_a_module_that_a_function_imports_is_loaded_again(tmp_path, numbered):
+    (tmp_path / "app.py").write_text(
+        NUMBERED.replace("from parts.numbers import NUMBER", "NUMBER = 0")
+        + "def number():\n    from parts.numbers import NUMBER\n    return NUMBER\napp.number = number\n"
+    )
+    program = WatchedProgram(tmp_path / "app.py", None)
+    for number in (1, 2):
+        numbered.write_text(f"NUMBER = {number}\n")
+        assert program.load().number() == number
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,8 @@ def _parameters(command, path):
 def test_every_command_that_takes_a_log_goes_by_it():
     # A demo begins by emptying its log; who takes a program has the app's own log, which goes by the variable.
     names = (
-        *("run", "plan", "compare", "deploy", "rollback"),
-        *("capture-incident", "why record", "why value"),
+        *("run", "dev", "ask", "plan", "compare", "deploy", "rollback"),
+        *("capture-incident", "why record", "why match", "why value"),
     )
     with_a_program = {f"millstream {name}" for name in names}
     apart = {"millstream demo ads", *with_a_program}

@@ -56,6 +56,22 @@ def test_what_a_death_left_of_a_plan_is_no_plan(plans, monkeypatch):
     assert not list((plans.checkpoint / "offsets").iterdir())
 
 
+def test_a_death_leaves_a_mark_whole_or_not_at_all(plans, monkeypatch):
+    def die(*_):
+        raise KeyboardInterrupt
+
+    commits = plans.checkpoint / "commits"
+    with monkeypatch.context() as patch:
+        patch.setattr(plan_log.Path, "replace", die)
+        with pytest.raises(KeyboardInterrupt):
+            plans.mark_committed(0)
+    assert not (commits / "0").exists()  # Spark begins behind no mark that is empty
+    plans.create()
+    assert not list(commits.iterdir())
+    plans.mark_committed(0)
+    assert [path.read_text() for path in commits.iterdir()] == [plan_log.COMMITTED]
+
+
 def test_where_files_have_no_links_the_plan_that_is_there_counts(plans, monkeypatch):
     def refuse(*_):
         raise PermissionError(1, "Operation not permitted")

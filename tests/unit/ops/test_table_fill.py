@@ -179,3 +179,38 @@ def test_a_table_whose_log_has_lost_records_still_fills_its_views(tmp_path):
     app = edited.write(ALL)
     deploy(app)
     assert found(edited) == answers(rows)
+
+
+KEY_TYPES = {
+    "milliseconds": 'pl.col("at").dt.cast_time_unit("ms")',
+    "no zone": 'pl.col("at").dt.replace_time_zone(None)',
+    "another zone": 'pl.col("at").dt.convert_time_zone("Europe/Berlin")',
+    "decimal": 'pl.col("cost").cast(pl.Decimal(10, 2))',
+}
+
+
+@pytest.mark.parametrize("name", KEY_TYPES)
+def test_a_view_that_comes_back_is_filled_whatever_the_type_of_its_key(tmp_path, name):
+    keyed = APP.replace(
+        'lateness="1 day")', f'lateness="1 day").with_columns(key={KEY_TYPES[name]})'
+    )
+    keyed = keyed.replace('table(key="ad", deleted=pl.col("gone")', 'table(key="key"')
+    views = KINDS + 'latest.select("key", "kind", "tags").view("mine")\n'
+    rows = [{**row, "at": row["at"].replace(microsecond=0)} for row in rows_of(18, 7)]
+    edited = begun(tmp_path, 1, 30, rows[:12], keyed.replace(KINDS, views))
+    left_out = edited.write((views, KINDS))
+    edited.append(rows[12:])
+    edited.run(left_out)
+    app = edited.write()
+    part = next(one for one in plan_change(app).change.parts if one.name == "mine")
+    assert part.filled_from_table == "latest"
+    (shown,) = compare(app).views
+    assert (shown.equal, shown.removed) == (12, 0) or name == "decimal"
+    deploy(app)
+    key = "cost" if name == "decimal" else "at"
+    latest = {row[key]: row for row in rows}
+    with ms.view("mine", edited.log) as view:
+        assert view.partial_note is None
+        assert {*view.scan().iter_rows()} == {
+            (at, row["kind"], as_kept(row["tags"])) for at, row in latest.items()
+        }

@@ -66,7 +66,7 @@ def test_what_cannot_be_a_row_is_refused(app):
         testing.run(app, {"events": [5]})
     with pytest.raises(ConfigError, match="cannot be JSON"):
         testing.run(app, {"events": [{"ad": {1, 2}}]})
-    with pytest.raises(ConfigError, match='Choose "kernel" or "spark"'):
+    with pytest.raises(ConfigError, match='Choose "kernel", "local" or "spark"'):
         testing.run(app, {"events": []}, engine="flink")
 
 

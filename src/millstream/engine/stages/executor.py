@@ -238,7 +238,7 @@ class StageExecutor:
         )
         return StateAfterBatch(
             {**self.manifests, **self._new_manifests},
-            lambda _bucket, _key: files,
+            files,
             lambda key: journals.journal(batch_id, key, 0),
         )
 

@@ -28,7 +28,7 @@ from typing import Literal
 
 import polars as pl
 
-from millstream.errors import UserCodeError
+from millstream.errors import ConfigError, UserCodeError
 from millstream.kernels.changes import consolidate, total_weight, with_diff, with_weight
 from millstream.kernels.errors.user_code import error_reason
 from millstream.kernels.frames import DIFF, HASH, TIME, WEIGHT, in_one_chunk
@@ -138,7 +138,12 @@ class TableJoin(JoinOperator):
         keys: QueryKeys | None,
         watermark_us: int,  # noqa: ARG002 - rows have no end in time
     ) -> pl.DataFrame:
-        """Return the joined rows: those by which the result would change if all that is held came at once."""
+        """Return the joined rows: those by which the result would change if all that is held came at once.
+
+        Raises:
+            ConfigError: a key has a null. Such rows are in the result, and not in the state.
+        """
+        self._check_keys(keys)
         empty = OperatorState(MemoryRunStore())
         nothing = self._kept(empty, 0), self._kept(empty, 1)
         left, right = (
@@ -149,6 +154,15 @@ class TableJoin(JoinOperator):
         if not made:
             return pl.DataFrame(schema=self.columns.types)
         return as_often_as_weighed(consolidate(pl.concat(made)))
+
+    def _check_keys(self, keys: QueryKeys | None) -> None:
+        if keys is None or self.nulls_equal or not (self.keeps_left or self.keeps_right):
+            return
+        if any(keys.rows[name].null_count() for name, _ in self.query_key or ()):
+            raise ConfigError(
+                f"{self.name!r}, a {self.how} join, was asked for a key that has a null. It does not hold such rows, as they join "
+                "with nothing. Ask for keys without nulls, or read its view."
+            )
 
     def _held(self, kept: Kept, keys: QueryKeys | None, none: pl.DataFrame) -> pl.DataFrame:
         held = held_with_weights(kept, keys, self.by)

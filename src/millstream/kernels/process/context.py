@@ -153,9 +153,23 @@ def _fields(row: object) -> Mapping[str, Any]:
 
 
 def _digest(output: str | None, values: tuple[Any, ...]) -> int:
-    """Return a number for a row of an output, the same in every process."""
-    made = hashlib.blake2b(repr((output, values)).encode(), digest_size=8).digest()
+    """Return a number for a row of an output, the same in every process; of -0.0 that of 0.0, which is equal to it."""
+    shown = repr((output, values))
+    if "-0.0" in shown:
+        shown = repr((output, _of_one_zero(values)))
+    made = hashlib.blake2b(shown.encode(), digest_size=8).digest()
     return int.from_bytes(made, "big", signed=True)
+
+
+def _of_one_zero(value: Any) -> Any:
+    """Return a value with 0.0 for each -0.0 in it."""
+    if isinstance(value, float):
+        return value + 0.0
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_of_one_zero, value))
+    if isinstance(value, dict):
+        return {name: _of_one_zero(item) for name, item in value.items()}
+    return value
 
 
 def unknown_output(outputs: Iterable[str | None], to: str | None) -> UnusableRowError:
@@ -254,6 +268,7 @@ class ProcessContext:
         held, digest = getattr(call.state, EMITTED_ROWS), _digest(to, output.rows[-1])
         times_us = held.get(digest)
         if not times_us:
+            output.truncate(len(output.rows) - 1)  # the user's code may catch the error and go on
             raise UnusableRowError(
                 f"{row!r} is taken back, which was not emitted for this key, or was taken back before"
             )

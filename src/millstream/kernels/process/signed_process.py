@@ -84,7 +84,8 @@ class SignedProcess(KeyedProcess):
 
     def _in_order(self, changes: pl.DataFrame) -> pl.DataFrame:
         rows = with_diff(changes.drop(HASH))
-        digests = digest_rows([rows[name] for name, _ in self.columns])
+        # Rows that are equal but for their time are not the same: one may have failed where the other has not.
+        digests = digest_rows([rows[TIME], *(rows[name] for name, _ in self.columns)])
         order = np.lexsort((digests, rows[DIFF].to_numpy(), rows[TIME].to_numpy()))
         places = pl.Series(TIE, np.arange(rows.height))
         return rows[order].hstack([places, pl.Series(DIGEST, digests[order])])

@@ -22,7 +22,7 @@ from millstream.kernels.arrays import Int64s
 from millstream.kernels.changes import group_numbers
 from millstream.kernels.column_types import of_one_zero
 from millstream.kernels.errors.user_code import FAILURES, UnusableRowError, error_reason
-from millstream.kernels.frames import HASH, WEIGHT
+from millstream.kernels.frames import HASH, HIDDEN_PREFIX, WEIGHT
 from millstream.kernels.process.declarations import StateDeclaration, StateKind
 from millstream.kernels.process.key_state import EMPTY, KeyStates
 from millstream.kernels.process.values import column_of
@@ -90,9 +90,13 @@ class StateColumns:
         }
 
     def shown(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return the key and what each state holds; a state that has the name of a key's column is ``state.<name>``."""
+        """Return the key and what each state of the user's holds.
+
+        A state that has the name of a key's column is ``state.<name>``.
+        """
         key = [name for name, _ in self.key]
-        named = {name: f"state.{name}" if name in key else name for name, _ in self.states}
+        users = [name for name, _ in self.states if not name.startswith(HIDDEN_PREFIX)]
+        named = {name: f"state.{name}" if name in key else name for name in users}
         return pl.DataFrame(
             [
                 *(rows[name] for name in key),
@@ -283,11 +287,13 @@ class StoredKeys:
                 name: EMPTY[kinds[name]]() if values[place] is None else values[place]
                 for name, values in before.items()
             }
+            # What the operator itself has noted of the key is none of the user's, and stays.
+            own = {name: was.pop(name) for name in [*was] if name.startswith(HIDDEN_PREFIX)}
             states.load_nothing()
             states.begin(now_us)
             try:
                 self._require_taken(timers, processing)
-                self._assign(states, self.migration(version, was))
+                self._assign(states, {**self.migration(version, was), **own})
             except FAILURES as error:
                 raise self._refusal(error, held[place], version) from error
             if not states.is_empty() or timers or processing:
@@ -307,6 +313,8 @@ class StoredKeys:
     def _assign(self, states: KeyStates, given: Mapping[str, Any]) -> None:
         names = [name for name, _ in self.columns.states]
         for name, value in given.items():
+            if name not in names and name.startswith(HIDDEN_PREFIX):
+                continue  # this version takes nothing back
             if name not in names:
                 raise UnusableRowError(
                     f"it returns a state {name!r}, and those that are declared are {', '.join(names)}"

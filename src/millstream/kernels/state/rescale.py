@@ -388,6 +388,7 @@ _RULES: Mapping[str, Callable[[Sequence[Any]], Any]] = {
     "done": min,
     "divided": any,
     "clock_ms": max,
+    "arrived": max,  # numbers order the events of a key, and a key has all of its own from one bucket
     "clocks": _elementwise,  # an answer of another bucket expires a little earlier
     "digest": _if_same,  # without it, the rows of a static table are compared again
 }

@@ -24,6 +24,7 @@ emitted but the numbers of panes, if rows name them. Their values are summed up 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,7 +32,7 @@ import polars as pl
 
 from millstream.kernels.aggregates.count import Count
 from millstream.kernels.arrays import Bools, Int64s
-from millstream.kernels.changes import concat_present
+from millstream.kernels.changes import concat_present, divide_by
 from millstream.kernels.frames import (
     HASH,
     RELEASED,
@@ -63,10 +64,13 @@ ARRIVED = "__number"  # Int64: the number of an event in the order of arrival
 READ_MS = "__read_ms"  # Int64: the running time at which it was read
 _OWN = "__own"  # Boolean: whether an event is at the time of the row
 _FIRES_AS = "__fires_as"  # String: the kind of a pane
+_DUE = "__due"  # Int64: the running time at which a pane of a row is due
 _AT = "__at"
 _EARLY, _ON_TIME, _LATE, _CLOSING = (1 + (n << 40) for n in range(4))  # of the ranks of panes
 _PENDING, _FIRED = -1, 0
 _NEVER = 2**62
+_SLOTS_PER_DELAY = 8
+_PAIRS = 1 << 19  # of a row and an event that are in hand at a time; each takes a few hundred bytes
 
 
 @dataclass(frozen=True)
@@ -214,8 +218,8 @@ class _TriggeredBatch(SlidingBatch):
         events = concat_present([part for part in (known, self.changes) if part is not None])
         if events is None:
             return None
-        rows = self._rows_of(events, due)
-        return self._fired(rows) if len(rows.event) else None
+        fired = [self._fired(rows) for rows in self._rows_of(events, due) if len(rows.event)]
+        return concat_present([stages for stages in fired if stages is not None])
 
     def _between(self, waits_us: int) -> pl.DataFrame | None:
         """Return the events that the watermark, less a time, has passed now."""
@@ -229,8 +233,8 @@ class _TriggeredBatch(SlidingBatch):
         ]
         return concat_present(found)
 
-    def _rows_of(self, events: pl.DataFrame, due: pl.DataFrame | None) -> _Rows:
-        """Return the rows that something may be emitted of, and the events that they count."""
+    def _rows_of(self, events: pl.DataFrame, due: pl.DataFrame | None) -> Iterator[_Rows]:
+        """Yield the rows that something may be emitted of, and the events that they count, some at a time."""
         by = [HASH, *self.step.by]
         events = events.sort(*by, TIME, ARRIVED)
         key = events.select(pl.struct(by).rle_id().cast(pl.Int64)).to_series().to_numpy()
@@ -250,15 +254,17 @@ class _TriggeredBatch(SlidingBatch):
             met = rows.join(due, on=self.row, how="semi", nulls_equal=True)
             wanted[met[_AT].to_numpy()] = True
         wanted &= passed >= self.since - self._lateness_us  # the others are settled
-        own, begins = own[wanted], begins[wanted]
-        return self._pairs(events, time_us[own], np.searchsorted(at, begins), at, own)
+        own, begins = own[wanted], np.searchsorted(at, begins[wanted])
+        counts = np.searchsorted(at, at[own], "right") - begins
+        step = (np.cumsum(counts) - counts) // _PAIRS
+        for part in np.split(np.arange(len(own)), np.flatnonzero(np.diff(step)) + 1):
+            yield self._pairs(events, time_us[own[part]], begins[part], counts[part])
 
     def _pairs(
-        self, events: pl.DataFrame, times_us: Int64s, begins: Int64s, at: Int64s, own: Int64s
+        self, events: pl.DataFrame, times_us: Int64s, begins: Int64s, counts: Int64s
     ) -> _Rows:
-        """Pair rows with the events from where they begin up to their own."""
-        counts = np.searchsorted(at, at[own], "right") - begins
-        row = np.repeat(np.arange(len(own)), counts)
+        """Pair rows with so many events from where they begin."""
+        row = np.repeat(np.arange(len(counts)), counts)
         event = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts - begins, counts)
         counted = events[FROM].to_numpy()[event] <= times_us[row]
         row, event = row[counted], event[counted]
@@ -348,12 +354,20 @@ class _TriggeredBatch(SlidingBatch):
     def _timers(self) -> SortedRuns:
         return self.state.runs("due")
 
+    @property
+    def _slot_ms(self) -> int:
+        """The width of a slot of timers: a batch adds to one or two, and a few are held at a time."""
+        return max(1, (self.step.emission.heartbeat_ms or 0) // _SLOTS_PER_DELAY)
+
     def _due(self) -> pl.DataFrame | None:
-        """Return the rows of which a pane is due by running time, and drop their timers."""
+        """Return the rows of which a pane is due by running time, and drop the timers that have passed."""
+        until, width = self.context.clock_ms, self._slot_ms
+        due = pl.col(_DUE).is_between(self.before_ms, until, closed="right")
         found: list[pl.DataFrame] = []
-        for slot in sorted(slot for slot in self._timers.slots if slot <= self.context.clock_ms):
-            found += self._timers.scan(slot)
-            self._timers.drop_slot(slot)
+        for slot in sorted(slot for slot in self._timers.slots if slot * width <= until):
+            found += [timers.filter(due) for timers in self._timers.scan(slot)]
+            if (slot + 1) * width <= until + 1:
+                self._timers.drop_slot(slot)
         return concat_present(found)
 
     def _set_timers(self, rows: _Rows, ranks: Int64s, due_ms: Int64s) -> None:
@@ -365,9 +379,10 @@ class _TriggeredBatch(SlidingBatch):
         last = np.zeros(len(next_ms), np.int64)
         last[rows.row] = rows.event  # the key's: which of its events it is does not matter
         named = rows.events[last].select(HASH, *self.step.by)
-        named = named.with_columns(pl.Series(TIME, rows.times_us))
-        for slot in np.unique(next_ms[next_ms < _NEVER]).tolist():
-            self._timers.add(slot, named.filter(pl.Series(next_ms == slot)), _as_they_are)
+        named = named.with_columns(pl.Series(TIME, rows.times_us), pl.Series(_DUE, next_ms))
+        named = named.filter(pl.Series(next_ms < _NEVER))
+        for slot, timers in divide_by(named, named[_DUE].to_numpy() // self._slot_ms):
+            self._timers.add(slot, timers, _each_once)
 
     # ── values ──────────────────────────────────────────────────────────────────────────────
 
@@ -394,7 +409,7 @@ class _TriggeredBatch(SlidingBatch):
         rank = pl.col(RANK)
         stage = pl.when(rank == _FIRED).then(BEFORE).when(rank == _ON_TIME).then(ON_TIME)
         panes = panes.with_columns(stage.otherwise(AFTER).cast(pl.Int64).alias(STAGE))
-        return panes.sort(*self.row, RANK)
+        return panes.select(sorted(panes.columns)).sort(*self.row, RANK)
 
     def _with_quiet(self, firings: pl.DataFrame, rows: _Rows, quiet: Int64s) -> pl.DataFrame:
         """Add on-time panes of rows of which nothing is new then."""
@@ -449,5 +464,6 @@ def _by_time(rows: _Rows, counted: Bools, delay_ms: int) -> tuple[Int64s, Int64s
     return number, due_ms
 
 
-def _as_they_are(rows: pl.DataFrame) -> pl.DataFrame:
-    return rows
+def _each_once(timers: pl.DataFrame) -> pl.DataFrame:
+    """Fold timers: a row that is touched again before its pane is due has set the same one."""
+    return timers.unique(maintain_order=True)

@@ -79,7 +79,7 @@ def json_of(value: Any, question: str) -> str:
         return f"[{', '.join(objects(in_kinds(value, schema), schema))}]"
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise UserCodeError(
             f"The answer to {question!r} is of type {type(value).__name__}, which cannot be said in JSON ({error}). Return "
             "numbers, texts, lists, dicts of these, or a polars DataFrame.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode, urlsplit
@@ -103,6 +104,13 @@ def request_json(address: str, body: bytes | None, token: str | None, timeout_s:
             return json.loads(response.read())
     except HTTPError as error:
         raise _error_of(error) from None
+    except (
+        HTTPException,
+        ValueError,
+    ) as error:  # the address, or what responds is no server of questions
+        raise ConfigError(
+            f"{address} is no address of an app's questions, or another server responds there ({error}). Correct it."
+        ) from error
     except TimeoutError as error:
         raise DeadlineError(
             f"{address} did not respond within {timeout_s:g} s. Ask again, or give it longer (deadline=)."

@@ -47,6 +47,11 @@ def _by_column(target: QueryTarget, given: GivenKeys) -> dict[str, Any]:
         return {name: given[name] for name in given.columns}
     if isinstance(given, Mapping):
         return dict(given)
+    if not isinstance(given, pl.Series | Sequence):
+        raise ConfigError(
+            f"The keys for {target.name!r} are of type {type(given).__name__}. Give a polars DataFrame, a list, or values by "
+            "name."
+        )
     if not isinstance(given, pl.Series) and any(isinstance(one, Mapping) for one in given):
         names = dict.fromkeys(name for one in given if isinstance(one, Mapping) for name in one)
         if not all(isinstance(one, Mapping) and {*one} == {*names} for one in given):
@@ -69,7 +74,9 @@ def _typed(target: QueryTarget, name: str, dtype: pl.DataType, given: Any) -> pl
         if isinstance(values, pl.Series):
             column = values.alias(name)
         else:
-            read = [_read(value, dtype) for value in values]
+            if dtype != pl.Boolean and any(isinstance(value, bool) for value in values):
+                raise TypeError("true and false are no such values")  # noqa: TRY301 - said with the column
+            read = [key_value(value, dtype) for value in values]
             column = pl.Series(name, read, strict=True) if read else pl.Series(name, [], dtype)
         if column.dtype != dtype:
             if not _is_castable(column.dtype, dtype):
@@ -90,8 +97,12 @@ def _listed(given: Any) -> list[Any]:
     return [given]
 
 
-def _read(value: Any, dtype: pl.DataType) -> Any:
-    """Return a value as Python has it; a text stands for what JSON and a command line cannot say."""
+def key_value(value: Any, dtype: pl.DataType) -> Any:
+    """Return a value as Python has it; a text stands for what JSON and a command line cannot say.
+
+    Raises:
+        ConfigError: the text says no value of the type.
+    """
     if isinstance(value, str) and not _is_text(dtype):
         value = parse_value(value, view_kind(dtype))
     if isinstance(value, datetime) and value.tzinfo is None and isinstance(dtype, pl.Datetime):

@@ -37,7 +37,8 @@ from millstream.kernels.errors.user_code import plain_value, rows_as_json
 from millstream.kernels.frames import ANSWER, ORDER, SPLIT, TIME
 from millstream.kernels.plan import JobPlan, QuestionPlan, SinkPlan
 from millstream.kernels.state.journal import Journal
-from millstream.kernels.state_query import Bucket, OpenRuns, QueryTargets, StateQuery
+from millstream.kernels.state.sorted_runs import RunStore
+from millstream.kernels.state_query import Bucket, QueryTargets, StateQuery
 from millstream.views.commit.committer import BatchResult
 from millstream.views.position import merge_positions
 from millstream.views.questions.answer import json_of
@@ -58,7 +59,7 @@ class StateAfterBatch:
     """The state after a batch that is not committed yet. ``journal`` opens the batch's journal of a key."""
 
     manifests: Mapping[Bucket, bytes]
-    open_runs: OpenRuns
+    run_store: RunStore
     journal: Callable[[str], Journal]
 
 
@@ -134,7 +135,7 @@ def answer_requests(
     if not asked:
         return
     position = merge_positions(before, result.position)
-    query = StateQuery(QueryTargets(plan), state.manifests, state.open_runs)
+    query = StateQuery(QueryTargets(plan), state.manifests, state.run_store)
     letters = DeadLetterCollector()
     for sink in asked:
         rows = result.rows[sink.name]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -64,3 +65,25 @@ class RunReader:
         """Let go of all runs."""
         self.keep(())
         self._store.close()
+
+
+@dataclass(frozen=True)
+class QuestionRuns:
+    """The runs that one question reads. What it has opened stays until it is answered, whatever the reader lets go."""
+
+    reader: RunReader
+    opened: dict[str, pa.Table] = field(default_factory=dict)
+
+    def load(self, run: Run) -> pa.Table:
+        """Return a run's rows: see :meth:`RunReader.load`."""
+        if run.name not in self.opened:
+            self.opened[run.name] = self.reader.load(run)
+        return self.opened[run.name]
+
+    def save(self, slot: int, table: pa.Table) -> Run:
+        """Refuse to write."""
+        return self.reader.save(slot, table)
+
+    def drop(self, run: Run) -> None:
+        """Refuse to remove."""
+        self.reader.drop(run)

@@ -171,7 +171,7 @@ async def _body(request: Request) -> bytes:
 
 def _keys(body: bytes) -> Any:
     """Return the keys, or arguments, that a body has."""
-    found = _parsed(body.decode("utf-8", "replace"), "The body") if body.strip() else None
+    found = _parsed(body, "The body") if body.strip() else None
     if found is None or isinstance(found, dict):
         return found or None
     if isinstance(found, list) and found and all(isinstance(one, dict) for one in found):
@@ -181,10 +181,10 @@ def _keys(body: bytes) -> Any:
     )
 
 
-def _parsed(text: str, what: str) -> Any:
+def _parsed(text: str | bytes, what: str) -> Any:
     try:
-        return json.loads(text)
-    except ValueError as error:
+        return json.loads(text if isinstance(text, str) else text.decode())
+    except (ValueError, RecursionError) as error:  # not UTF-8 is a ValueError, too
         raise ConfigError(
             f'{what} is not JSON ({error}). Give JSON, such as {{"ad": 7}}.'
         ) from None

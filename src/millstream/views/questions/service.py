@@ -35,20 +35,26 @@ from millstream.errors import (
 )
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.state.keyhash import Buckets
-from millstream.kernels.state_query import Bucket, QueryTargets, StateQuery, divide_keys
+from millstream.kernels.state_query import (
+    Bucket,
+    QueryTargets,
+    StateQuery,
+    divide_keys,
+    runs_of,
+)
 from millstream.object_store.place import DESCRIPTION, StatePlace
 from millstream.threads import Threads
 from millstream.views.position import is_reached
 from millstream.views.questions.answer import Answer
 from millstream.views.questions.deadline import Deadline
 from millstream.views.questions.key_rows import GivenKeys, key_rows
-from millstream.views.questions.run_reader import RunReader
+from millstream.views.questions.run_reader import QuestionRuns, RunReader
 from millstream.views.questions.state_reader import StateReader
 from millstream.views.runs.control_files import active_runs
 from millstream.views.schema import JOB
 from millstream.views.state_store.program import (
     StoredProgram,
-    buckets_of_state,
+    buckets_of_manifests,
     different_steps,
 )
 from millstream.views.state_store.reader import CommittedState
@@ -67,9 +73,9 @@ _HOUSEKEEPING_S = 5.0
 
 @dataclass(frozen=True)
 class _KnownProgram:
-    """What can be asked of the program of a run, by its number."""
+    """What can be asked of a stored program, with its text there."""
 
-    run: int
+    stored: str
     targets: QueryTargets
 
 
@@ -141,6 +147,7 @@ class AnswerService:
         then: Callable[[Answer], T],
     ) -> Future[T]:
         """Begin to answer, in a thread; the future has what ``then`` makes of the answer. Else as :meth:`ask`."""
+        at_least = checked_position(at_least)
         if keys is not None and key:
             raise ConfigError(
                 f"The question {name!r} has keys twice: in one argument, and as {', '.join(key)}. Give them once."
@@ -217,7 +224,8 @@ class AnswerService:
             target = self._find(name, targets)
             keys = key_rows(target, {} if given is None else given) if target.key else None
             try:
-                rows = self._query(targets, state).rows(target, keys)
+                query = StateQuery(targets, state.manifests, QuestionRuns(self._runs))
+                rows = query.rows(target, keys)
             except CorruptionError:
                 self._check_moved(state, deadline)
                 continue
@@ -244,12 +252,13 @@ class AnswerService:
         again = False
         while True:
             targets, state = self._committed(lambda _: None, deadline, at_least)
-            query = self._query(targets, state)
+            runs = QuestionRuns(self._runs)
+            query = StateQuery(targets, state.manifests, runs)
             reader = StateReader(state.position, state.batch_id, query, deadline)
             try:
                 if again:
-                    for _, _, run in query.runs():
-                        self._runs.load(run)
+                    for run in runs_of(state.manifests):
+                        runs.load(run)
                 value = call_question(name, function, reader, arguments)
             except CorruptionError:
                 self._check_moved(state, deadline)
@@ -275,7 +284,7 @@ class AnswerService:
         while True:
             known = self._program()
             state = self._state(wanted(known.targets))
-            if state.run != known.run:
+            if state.program != known.stored:
                 self._known = None
             elif at_least is None or is_reached(state.position, at_least):
                 return known.targets, state
@@ -300,30 +309,25 @@ class AnswerService:
             DeadlineError: there is no time to look again.
         """
         now = self._state(())
-        if (now.run, now.batch_id) == (state.run, state.batch_id):
+        if (now.run, now.batch_id, now.program) == (state.run, state.batch_id, state.program):
             raise  # noqa: PLE0704 - called where it is handled
         deadline.check("the job replaced the state while it was read")
 
-    def _query(self, targets: QueryTargets, state: CommittedState) -> StateQuery:
-        return StateQuery(targets, state.manifests, lambda _bucket, _key: self._runs)
-
     def _program(self) -> _KnownProgram:
-        """Return what can be asked of the program that is stored; it is read again when a run has begun.
+        """Return what can be asked of the program that is stored; it is read again when another one is.
 
         Raises:
             ConfigError: the app is not declared as the one that has run.
         """
         known = self._known
         if known is None:
-            run = self._state(()).run
-            stored = self._opened.program(self.app, JOB)
-            if stored is None:
-                raise self._has_not_run()
-            known = self._known = _KnownProgram(run, QueryTargets(self._plan(stored)))
+            stored = self._state(()).program
+            plan = self._plan(StoredProgram.from_json(stored))
+            known = self._known = _KnownProgram(stored, QueryTargets(plan))
         return known
 
     def _plan(self, stored: StoredProgram) -> JobPlan:
-        plan = self.compile(buckets_of_state(stored))
+        plan = self.compile(buckets_of_manifests(stored))
         now = StoredProgram.of(plan, stored.partitioning)
         if stored.format != now.format:
             raise ConfigError(
@@ -365,9 +369,7 @@ class AnswerService:
         if time.monotonic() < self._kept_house + _HOUSEKEEPING_S or self._reader is None:
             return
         self._kept_house = time.monotonic()
-        state = self._state(None)
-        known = self._program()
-        self._reader.keep(run.name for _, _, run in self._query(known.targets, state).runs())
+        self._reader.keep(run.name for run in runs_of(self._state(None).manifests))
 
 
 def checked_arguments(
@@ -412,8 +414,29 @@ def call_question(
         return function(reader, **arguments)
     except MillstreamError:
         raise
-    except Exception as error:
+    except BaseException as error:  # sys.exit() ends the question, not the program that asks
         raise UserCodeError(
             f"The question {name!r} failed: {type(error).__name__}: {error}. Correct its function, or ask for something else.",
             step=name,
         ) from error
+
+
+def checked_position(given: Mapping[str, Any] | None) -> dict[str, dict[str, int]] | None:
+    """Return a position that an answer must reflect, with partitions as texts, as positions have them.
+
+    Raises:
+        ConfigError: it is no position.
+    """
+    if given is None:
+        return None
+    found: dict[str, dict[str, int]] = {}
+    for topic, offsets in given.items() if isinstance(given, Mapping) else [("", given)]:
+        partitions = offsets.items() if isinstance(offsets, Mapping) else [("", offsets)]
+        found[topic] = {str(partition): offset for partition, offset in partitions}
+        for partition, offset in found[topic].items():
+            if not partition.isdecimal() or isinstance(offset, bool) or not isinstance(offset, int):
+                raise ConfigError(
+                    f"The position at_least is {given!r}. Give topic → partition → offset of the next record, such as "
+                    '{"clicks": {"0": 17}}.'
+                )
+    return found

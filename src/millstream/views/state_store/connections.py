@@ -98,11 +98,7 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
         cached_statements=256,
     )
     connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-    return connection
-
-
-def _open_reader(path: Path) -> sqlite3.Connection:
-    connection = _connect(path, "ro")
+    # Also for a writer: a switch reads a view to find what differs from its new rows.
     connection.create_collation(DECIMAL_ORDER, _compare_decimals)
     return connection
 
@@ -137,7 +133,7 @@ class ReadConnections:
         inode = self._inode()
         connection = self._reuse(inode)
         with translate_errors(self._path):
-            connection = connection or _open_reader(self._path)
+            connection = connection or _connect(self._path, "ro")
             try:
                 connection.execute("BEGIN")
                 yield connection

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +104,15 @@ class StoredProgram:
 
 
 def buckets_of_state(stored: StoredProgram) -> Buckets:
-    """Return how the keys of stored state are divided."""
+    """Return how a run divides the keys of stored state."""
     division = stored.partitioning
     return Buckets(division.get("bucket_count", stored.buckets), division.get("hash_seed", 0))
+
+
+def buckets_of_manifests(stored: StoredProgram) -> Buckets:
+    """Return how the keys of stored state are divided now: after a rescale otherwise than in the next run, until it begins."""
+    wanted = buckets_of_state(stored)
+    return replace(wanted, count=stored.partitioning.get("state_buckets", 0) or wanted.count)
 
 
 def check_same_program(

@@ -48,10 +48,12 @@ _MANY = (1 << 63) - 1
 class CommittedState:
     """The state of a job as one batch left it: its manifests, by stage and bucket, and the position of the log.
 
-    ``run`` is the number of the newest run, which may have committed nothing yet.
+    ``run`` is the number of the newest run, which may have committed nothing yet. ``program`` is that of the state, as
+    :meth:`StoredProgram.from_json` takes it: a run may replace both, and divide the keys otherwise, without a batch.
     """
 
     run: int
+    program: str
     batch_id: int
     position: dict[str, Any]
     manifests: Mapping[tuple[int, int], bytes]
@@ -289,12 +291,15 @@ class StateStoreReader(ViewReader):
 
         def state(db: Database) -> CommittedState | None:
             row = db.execute(
-                "SELECT run, batch_id, position FROM _fences WHERE app = ? AND job = ?", (app, job)
+                "SELECT run, batch_id, position, program FROM _fences JOIN _programs USING (app, job) "
+                "WHERE app = ? AND job = ?",
+                (app, job),
             ).fetchone()
             if row is None or row[1] is None:
                 return None
             return CommittedState(
                 int(row[0]),
+                row[3],
                 int(row[1]),
                 json.loads(row[2] or "{}"),
                 _manifests(db, app, job, buckets),

@@ -51,6 +51,7 @@ from millstream.views.coverage import (
 from millstream.views.schema import ViewSchema, dtype_of
 from millstream.views.state_store.definition_comparison import passes_on_alike
 from millstream.views.state_store.program_switch import FilledView
+from millstream.views.state_store.sqlite_values import in_kinds
 
 RowKey = tuple[str, ...]
 
@@ -164,6 +165,7 @@ def rows_after(edges: Iterable[StepEdge], rows: pl.DataFrame, schema: ViewSchema
     """Return the rows of a view that stateless steps make of all rows above them; those that fail are left out.
 
     Raises:
+        ConfigError: a column has a value that the view cannot keep.
         UserCodeError: failing rows are to stop the app, or too many fail.
     """
     collector = _Collector()
@@ -174,7 +176,8 @@ def rows_after(edges: Iterable[StepEdge], rows: pl.DataFrame, schema: ViewSchema
         routers[0].take(rows)
     if not collector.tables:
         return pl.DataFrame(schema=schema.dtypes)
-    return pl.concat(collector.tables)[list(schema.names)]
+    # They are compared with the rows that the view has, which are in its types.
+    return in_kinds(pl.concat(collector.tables), schema)
 
 
 def _typed(column: pl.Series, dtype: pl.DataType) -> pl.Series:

@@ -14,7 +14,7 @@ from millstream.views.schema import ViewSchema
 
 STAGE = 'temp."_stage"'
 DECIMAL_ORDER = "millstream_decimal"
-"""The order of decimals, which are kept as text; a reader's connection defines it."""
+"""The order of decimals, which are kept as text; each connection defines it."""
 
 _ONE = "_one"  # the key column of a view without a key: always 0, hence one row at most
 

@@ -324,6 +324,6 @@ def test_a_role_that_may_not_is_told_each_grant(shop):
     assert 'GRANT SELECT ON "public"."t"' in str(caught.value)
     assert "CREATE PUBLICATION" in str(caught.value)
     assert "hush" not in str(caught.value)
-    with pytest.raises(RetriableError) as failed:
+    with pytest.raises(ConfigError, match="Correct the user, the password") as failed:
         shop.source(url=address.replace("hush", "wrong")).check()
     assert "wrong" not in str(failed.value)

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from dying_process import DiedError, dying_at
 from example_counts import steps_to_die_at
 
 import millstream as ms
@@ -50,10 +51,6 @@ class Event:
     id: str
     user: int
     at: datetime
-
-
-class DiedError(BaseException):
-    """The process died."""
 
 
 def declared():
@@ -190,34 +187,6 @@ def test_nothing_is_written_for_a_rescale_but_manifests(plans, batches, tmp_path
     with SqliteStateStore(folder / "views.db", readonly=True) as store:
         buckets = {bucket for _, bucket in store.state_manifests("counts", "main")}
     assert buckets == set(range(16))
-
-
-def dying_at(number, monkeypatch, *points):
-    """Have the process die at the ``number``-th call of some functions, before it or after it."""
-    passed = 0
-
-    def wrap(owner, name, counts=lambda *_args, **_names: True):
-        real = getattr(owner, name)
-
-        def dying(*args, **names):
-            nonlocal passed
-            if not counts(*args, **names):
-                return real(*args, **names)
-            passed += 1
-            if passed == number:
-                raise DiedError
-            result = real(*args, **names)
-            passed += 1
-            if passed == number:
-                if name == "open":
-                    result.close()
-                raise DiedError
-            return result
-
-        monkeypatch.setattr(owner, name, dying)
-
-    for point in points:
-        wrap(*point)
 
 
 STEPS = [

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from dying_process import DiedError, dying_at
 from example_counts import steps_to_die_at
 
 import millstream as ms
@@ -71,10 +72,6 @@ def batches(plan, tmp_path_factory):
     ]
     engine = KernelEngine(plan, tmp_path_factory.mktemp("unused"), {"events": 2}, dice)
     return [engine._read(ends) for ends in engine._ends({"events": records}, BATCHES)]
-
-
-class DiedError(BaseException):
-    """The process died."""
 
 
 @pytest.fixture(params=["folder", "object store"])
@@ -159,36 +156,17 @@ def test_what_was_not_committed_is_as_if_it_had_not_been(plan, batches, tmp_path
     assert stages.manifests == {}
 
 
-def dying_at(number, monkeypatch):
-    """Have the process die at the ``number``-th of all writes, syncs, commits and removals, and before
-    or after it.
-    """
-    passed = 0
-
-    def wrap(owner, name, counts=lambda *_args, **_names: True):
-        real = getattr(owner, name)
-
-        def dying(*args, **names):
-            nonlocal passed
-            if not counts(*args, **names):
-                return real(*args, **names)
-            passed += 1
-            if passed == number:
-                raise DiedError
-            result = real(*args, **names)
-            passed += 1
-            if passed == number:
-                if name == "open":
-                    result.close()
-                raise DiedError
-            return result
-
-        monkeypatch.setattr(owner, name, dying)
-
-    wrap(os, "fsync")
-    wrap(StateStore, "commit")
-    wrap(Path, "unlink", lambda path, **_names: path.parent.name == "runs")
-    wrap(Path, "open", lambda _path, mode="r", **_names: mode == "xb")
+WRITES = [
+    (os, "fsync"),
+    (StateStore, "commit"),
+    (Path, "unlink", lambda path, **_names: path.parent.name == "runs"),
+    (Path, "open", lambda _path, mode="r", **_names: mode == "xb"),
+]
+REQUESTS = [
+    *((ObjectClient, name) for name in ("put", "get", "names")),
+    (CachedObjectStore, "delete"),
+    (StateStore, "commit"),
+]
 
 
 def test_a_death_at_any_write_changes_no_answer_and_leaves_no_file_for_good(
@@ -205,7 +183,7 @@ def test_a_death_at_any_write_changes_no_answer_and_leaves_no_file_for_good(
         folder = tmp_path / str(number)
         shutil.copytree(tmp_path / "first", folder)
         with monkeypatch.context() as patch:
-            dying_at(number, patch)
+            dying_at(number, patch, *WRITES)
             try:
                 run(plan, batches[:2], folder)
             except DiedError:
@@ -217,32 +195,6 @@ def test_a_death_at_any_write_changes_no_answer_and_leaves_no_file_for_good(
         assert views == wanted
         assert objects(folder) == named
     assert number > 20
-
-
-def dying_at_request(number, monkeypatch):
-    """Have the process die at the ``number``-th of all requests and commits, before it or after it."""
-    passed = 0
-
-    def wrap(owner, name):
-        real = getattr(owner, name)
-
-        def dying(*args, **names):
-            nonlocal passed
-            passed += 1
-            if passed == number:
-                raise DiedError
-            result = real(*args, **names)
-            passed += 1
-            if passed == number:
-                raise DiedError
-            return result
-
-        monkeypatch.setattr(owner, name, dying)
-
-    for name in ("put", "get", "names"):
-        wrap(ObjectClient, name)
-    wrap(CachedObjectStore, "delete")
-    wrap(StateStore, "commit")
 
 
 def copied(source, target, url):
@@ -269,7 +221,7 @@ def test_a_death_at_any_request_changes_no_answer_and_leaves_no_object_for_good(
         folder, place = tmp_path / str(number), StatePlace(url, str(number))
         copied(tmp_path / "first", folder, url)
         with monkeypatch.context() as patch:
-            dying_at_request(number, patch)
+            dying_at(number, patch, *REQUESTS)
             try:
                 run(plan, batches[:2], folder, place)
             except DiedError:

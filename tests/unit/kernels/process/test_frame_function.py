@@ -448,7 +448,10 @@ class NeverCalledByRow(ByRow):
     [
         (SameName(), "has the name of a column of the key"),
         (NeverCalled(), "has on_timer, which is never called: it derives from ms.FrameFunction"),
-        (NeverCalledByRow(), "has on_timers, which is never called: .* are on_row, on_timer"),
+        (
+            NeverCalledByRow(),
+            "has on_timers, which is never called: .* are on_row, on_retraction, on_timer",
+        ),
         (Forgets(), "has a ttl, and a frame does not say"),
         (Stateless(), "declares no state"),
         (Nested(), "of a nested type. Leave it out"),

@@ -1,6 +1,7 @@
 """A function that takes rows back gives what one over the rows that are left would give."""
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -9,10 +10,12 @@ import pytest
 from example_counts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from process_run import Run, stored_keys
 
 import millstream as ms
 from millstream import testing
 from millstream.errors import ConfigError
+from millstream.kernels.frames import DIFF, TIME
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 END = testing.Watermark("t", at=START + timedelta(days=9))
@@ -176,3 +179,107 @@ def test_a_call_that_takes_back_what_does_not_hold_fails_and_stops_nothing():
     assert out["v"].rows() == []
     assert out.dead.height == 2
     assert "which was not emitted for this key, or was taken back" in out.dead["reason"][0]
+
+
+class Catching(ms.ProcessFunction):
+    """Goes on where nothing could be taken back, and takes a row with 0.0 back as -0.0."""
+
+    def on_row(self, context, row):
+        with suppress(Exception):
+            context.retract({"k": row["k"], "x": 5.0})
+        context.emit({"k": row["k"], "x": 0.0})
+        if row["n"] == 2:
+            context.retract({"k": row["k"], "x": -0.0})
+
+    def on_retraction(self, context, row):
+        raise AssertionError("events are never taken back")
+
+
+def test_an_error_of_retract_that_is_caught_takes_nothing_back_and_zeros_are_equal():
+    app, stream = events()
+    made = stream.process(Catching(), by="k", schema={"k": str, "x": float}, order="arrival")
+    made.group_by("k").agg(n=ms.count()).view("v", key="k")
+    rows = [Event(START + timedelta(seconds=at), "x", 1 + at % 2) for at in range(4)]
+    out = testing.run(app, {"t": rows}, batches=2, partitions=1)
+    assert out["v"].rows() == [("x", 2)]
+    assert out.dead.height == 0
+
+
+class Twice(ms.ProcessFunction):
+    """Emits equal rows at different times, and takes back the latest."""
+
+    def on_row(self, context, row):
+        (context.emit if row["n"] else context.retract)({"k": row["k"]})
+
+    def on_retraction(self, context, row):
+        raise AssertionError("events are never taken back")
+
+
+class Seconds(ms.ProcessFunction):
+    """Emits the second of each row, and fails at the first one."""
+
+    def on_row(self, context, row):
+        self.tell(context, context.emit)
+
+    def on_retraction(self, context, row):
+        self.tell(context, context.retract)
+
+    def tell(self, context, how):
+        if context.time == START:
+            raise ValueError("not the first one")
+        how({"second": context.time.second})
+
+
+def test_of_equal_rows_at_two_times_the_one_that_failed_is_remembered():
+    app, stream = events()
+    twice = stream.process(Twice(), by="k", schema={"k": str}, order="arrival")
+    seconds = twice.process(Seconds(), by="k", schema={"second": int}, order="arrival")
+    seconds.group_by("second").agg(n=ms.count()).view("v", key="second")
+    came = [Event(START, "x", 1), Event(START + timedelta(seconds=5), "x", 1)]
+    taken_back = Event(START + timedelta(seconds=5), "x", 0)
+    out = testing.run(app, {"t": [*came, testing.Tick("1 second"), taken_back]}, partitions=1)
+    assert out["v"].rows() == []
+    assert out.dead.height == 1
+
+
+class Newer(Totals):
+    """Another version, which has its state from the one before."""
+
+    version = 2
+
+    def migrate(self, version, state):
+        assert [*state] == ["total", "windows"]
+        return state
+
+
+def kernel_of_windows(function):
+    app = ms.App("p", log="unused")
+    stream = app.topic("t", Event, key="k").stream(time="at")
+    counts = stream.window(ms.tumbling("10 seconds"), by="k").emit("update").agg(n=ms.count())
+    made = counts.process(function, by="k", schema=TOTAL, side_outputs=SIDE, order="arrival")
+    return made.node.parent.kernel
+
+
+def window_row(kernel, n, sign):
+    given = {"k": "x", "n": n, "window_start": START, "window_end": START}
+    columns = [pl.Series(name, [given[name]], dtype) for name, dtype in kernel.columns]
+    return pl.DataFrame([*columns, pl.Series(TIME, [0]), pl.Series(DIFF, [sign], pl.Int8)])
+
+
+def test_a_newer_version_knows_which_rows_have_failed_and_which_hold():
+    kernel = kernel_of_windows(Totals())
+    done = Run(kernel)
+    for n in (1, BAD):
+        done.batch(window_row(kernel, n, 1), 0)
+    assert len(done.failed) == 1
+    done.kernel = kernel_of_windows(Newer())
+    assert done.batch(window_row(kernel, BAD, -1), 0).rows is None
+    taken_back = done.batch(window_row(kernel, 1, -1), 0).rows
+    assert taken_back[DIFF].to_list() == [-1, -1]
+    assert len(done.failed) == 1
+    assert stored_keys(done) == 0
+
+
+def test_what_the_operator_notes_of_a_key_is_not_shown_as_its_state():
+    columns = kernel_of_windows(Totals()).state_columns
+    assert columns.shown(pl.DataFrame(schema=columns.schema)).columns == ["k", "total", "windows"]

@@ -1,9 +1,11 @@
 """Sliding windows whose rows come by count, by running time or once, against a naive model event by event."""
 
+import json
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
+import lane
 import polars as pl
 import pytest
 from example_counts import some
@@ -13,6 +15,8 @@ from hypothesis import strategies as st
 import millstream as ms
 from millstream import testing
 from millstream.errors import ConfigError
+from millstream.kernels.state.sorted_runs import Run
+from millstream.kernels.windows import sliding_triggers
 from millstream.log.murmur2 import partition_of
 
 START = datetime(1970, 1, 1, tzinfo=UTC)
@@ -43,7 +47,11 @@ def trigger(firing):
     return timedelta(seconds=firing) if isinstance(firing, float) else firing
 
 
-def declared(mode, *, delay=0, lateness=0, window=None, **emit):
+EVERY = {"rows": ms.count(), "total": ms.sum("n"), "values": ms.list("n")}
+TOP = {"top": ms.max("n")}  # stays the same while there are more rows of it
+
+
+def declared(mode, *, delay=0, lateness=0, window=None, aggregates=EVERY, **emit):
     app = ms.App("triggers", log="unused", buckets=2)
     stream = app.topic("events", Event, key="key").stream(
         time="at",
@@ -54,7 +62,7 @@ def declared(mode, *, delay=0, lateness=0, window=None, **emit):
     window = window or ms.sliding(timedelta(seconds=SIZE))
     windowed = stream.window(window, by="key", name="windows")
     windowed = windowed.emit("final" if mode == "correct" else mode, **emit)
-    out = windowed.agg(rows=ms.count(), total=ms.sum("n"), values=ms.list("n"))
+    out = windowed.agg(**aggregates)
     out.view("out", key=["window_end", "key", *(["place"] if window.rank else [])])
     return app
 
@@ -187,19 +195,24 @@ def model(rows, *, partitions, delay, lateness, early, late):
     return found, books
 
 
-def expected_rows(found, mode, *, suppress, panes):
+def expected_rows(found, mode, *, suppress, panes, top=False, ranked=False):
     expected = {}
+
+    def rows_of(sign, times, values):
+        return [(sign, *values, place if ranked else None) for place in range(1, times + 1)]
+
     for (key, time), row in found.items():
         said, before, index = [], None, 0
         for kind, events, last in row.said:
             times = sum(one.time == time for one in events)
-            values = (len(events), sum(e.n for e in events), sorted(e.n for e in events))
+            numbers = sorted(e.n for e in events)
+            values = (None, None, numbers[-1:]) if top else (len(numbers), sum(numbers), numbers)
             if suppress and before and before[:2] == (times, values):
                 continue
             pane = (kind, index, index == 0) if panes else (None, None, None)
             if mode == "retract" and before:
-                said += [(-1, *before[1], *before[2])] * before[0]
-            said += [(1, *values, *pane, last if panes else None)] * times
+                said += rows_of(-1, before[0], (*before[1], *before[2]))
+            said += rows_of(1, times, (*values, *pane, last if panes else None))
             before, index = (times, values, (*pane, False if panes else None)), index + 1
         if said:
             expected[key, time] = said
@@ -210,9 +223,10 @@ def told(table):
     found = defaultdict(list)
     for row in table.to_dicts() if table.width else ():
         pane = (row.get(f"pane_{name}") for name in ("kind", "index", "first", "last"))
-        values = (row["rows"], row["total"], sorted(row["values"]))
+        numbers = sorted(row["values"]) if "values" in row else [row["top"]]
+        values = (row.get("rows"), row.get("total"), numbers)
         key = row["key"], seconds(row["window_end"])
-        found[key].append((row.get("__diff", 1), *values, *pane))
+        found[key].append((row.get("__diff", 1), *values, *pane, row.get("place")))
     return dict(found)
 
 
@@ -222,25 +236,25 @@ draws = st.lists(
     min_size=8,
     max_size=40,
 )
+# One key mostly, times that are close together, and a few that pass them: many events are late, and many panes due.
+dense = st.lists(
+    st.tuples(
+        st.sampled_from([0, 0, 1, 2, 3, 4, 5, 6, 8, 12]),
+        st.sampled_from("aaaab"),
+        st.integers(-1, 3),
+    )
+    | st.sampled_from([3.0, 5.0]),
+    min_size=8,
+    max_size=25,
+)
 TIMES = [None, 1, 2, 3, 5.0, 8.0]
 
 
-@settings(deadline=None, max_examples=some(60))
-@given(
-    drawn=draws,
-    mode=st.sampled_from(["update", "retract", "correct"]),
-    early=st.sampled_from([*TIMES, (1,), (2,), (3,), (5.0,), (8.0,)]),
-    late=st.sampled_from(TIMES),
-    delay=st.sampled_from([0, 7]),
-    lateness=st.sampled_from([0, 4, 30]),
-    suppress=st.booleans(),
-    partitions=st.sampled_from([1, 4, 7]),
-    batches=st.integers(1, 6),
-    seed=st.integers(0, 99),
-)
-def test_panes_are_the_models_event_by_event(
-    rows_given, drawn, mode, early, late, delay, lateness, suppress, partitions, batches, seed
-):
+def check_panes(
+    rows_given, drawn, *, mode="retract", early=None, late=None, delay=0, lateness=4, suppress=True,
+    top=False, ranked=False, pairs=1 << 19, partitions=1, batches=1, seed=0,
+):  # fmt: skip
+    """Compare what is emitted of ``(second, key, n)``, and of seconds that pass, with the model."""
     rows = [d if isinstance(d, float) else event(*d) for d in drawn]
     emit = {"suppress_unchanged": suppress, "panes": True}
     if mode == "correct":
@@ -254,12 +268,45 @@ def test_panes_are_the_models_event_by_event(
     found, books = model(
         rows, partitions=partitions, delay=delay, lateness=lateness, early=early, late=late
     )
-    app = declared(mode, delay=delay, lateness=lateness, **emit)
+    window = ms.sliding(timedelta(seconds=SIZE), rank="place" if ranked else None)
+    app = declared(
+        mode,
+        delay=delay,
+        lateness=lateness,
+        window=window,
+        aggregates=TOP if top else EVERY,
+        **emit,
+    )
     given_rows = [testing.Tick(timedelta(seconds=r)) if isinstance(r, float) else r for r in rows]
-    out = rows_given(app, {"events": given_rows}, batches=batches, partitions=partitions, seed=seed)
-    assert told(out.rows["out"]) == expected_rows(found, mode, suppress=suppress, panes=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sliding_triggers, "_PAIRS", pairs)
+        out = rows_given(
+            app, {"events": given_rows}, batches=batches, partitions=partitions, seed=seed
+        )
+    expected = expected_rows(found, mode, suppress=suppress, panes=True, top=top, ranked=ranked)
+    assert told(out.rows["out"]) == expected
     line = out.books.get("windows", Counter())
     assert {name: line[name] for name in books} == dict(books)
+
+
+@settings(deadline=None, max_examples=some(60))
+@given(
+    drawn=draws | dense,
+    mode=st.sampled_from(["update", "retract", "correct"]),
+    early=st.sampled_from([*TIMES, (1,), (2,), (3,), (5.0,), (8.0,)]),
+    late=st.sampled_from(TIMES),
+    delay=st.sampled_from([0, 0, 7]),
+    lateness=st.sampled_from([0, 4, 30]),
+    suppress=st.booleans(),
+    top=st.booleans(),
+    ranked=st.booleans(),
+    pairs=st.sampled_from([1, 9, 1 << 19]),
+    partitions=st.sampled_from([1, 4, 7]),
+    batches=st.integers(1, 6),
+    seed=st.integers(0, 99),
+)
+def test_panes_are_the_models_event_by_event(rows_given, drawn, **drawn_too):
+    check_panes(rows_given, drawn, **drawn_too)
 
 
 @settings(deadline=None, max_examples=some(20))
@@ -353,3 +400,83 @@ def test_what_sliding_windows_cannot_emit_is_refused():
     for emit in ({"early": "each"}, {"late": "2 seconds"}):
         with refused(r"sliding\(9 seconds\) over rows that are taken back emits with every batch"):
             above.window(ms.sliding("9 seconds"), by="key").emit("update", **emit).agg(n=ms.count())
+
+
+CASES = {
+    "what was due when the clock stood still has fired": {
+        "drawn": [(0, "a", 1), 5.0, (0, "a", 2), 3.0],
+        "early": 5.0,
+        "suppress": False,
+    },
+    "a row that begins late has late panes by count": {
+        "drawn": [(20, "a", 1), 3.0, (5, "a", 1), 3.0, (5, "a", 2)],
+        "late": 2,
+        "lateness": 30,
+    },
+    "what came before a late row does not make its panes fire": {
+        "drawn": [(20, "a", 1), (4, "a", 1), (3, "a", 1), 3.0, (5, "a", 1), (5, "a", 2)],
+        "late": 2,
+        "lateness": 30,
+    },
+    "what no late pane has comes with the last": {
+        "drawn": [(0, "a", 1), (2, "a", 1), 3.0, (0, "a", 2), 3.0, (12, "a", 1)],
+        "late": 3,
+    },
+    "once, a row takes nothing more in the batch that fired it": {
+        "drawn": [(0, "a", 1), (0, "a", 2), (0, "a", 3), (0, "a", 3), (20, "a", 1)],
+        "early": (2,),
+    },
+    "once, a row takes nothing more in later batches": {
+        "drawn": [(0, "a", 1), 3.0, (0, "a", 2), 3.0, (0, "a", 3), (20, "a", 1)],
+        "early": (1,),
+    },
+    "once by time, a row takes nothing more when its time is over": {
+        "drawn": [(0, "a", 1), 5.0, (0, "a", 2), 3.0, (1, "a", 3), (20, "a", 1)],
+        "early": (5.0,),
+    },
+    "a late pane that is taken back was late": {
+        "drawn": [(0, "a", 1), (2, "a", 1), 3.0, (0, "a", 2), 3.0, (0, "a", 3), 3.0],
+        "late": 1,
+        "lateness": 30,
+    },
+    "a pane that fires late by time is there although the row is not touched": {
+        "drawn": [(0, "a", 1), (2, "a", 1), (0, "a", 2), 3.0, (2, "b", 1), 5.0, 3.0],
+        "late": 8.0,
+        "lateness": 30,
+    },
+}
+
+
+@pytest.mark.parametrize("mode", ["update", "retract"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_in_each_case_panes_are_the_models(rows_given, case, mode):
+    check_panes(rows_given, mode=mode, pairs=5, ranked=True, **case)
+
+
+@pytest.mark.parametrize(("early", "late"), [(5.0, 8.0), (2, 3), ((5.0,), None)])
+def test_buckets_are_divided_and_put_together_while_panes_wait(
+    rows_given, monkeypatch, early, late
+):
+    lane.load("rescaling")(monkeypatch)
+    drawn = [(n * 7 % 13 + n // 4, "abcdefg"[n * n % 7], n) for n in range(40)]
+    for at in (35, 22, 11, 4):
+        drawn.insert(at, 3.0)
+    for seed in range(3):
+        check_panes(rows_given, drawn, early=early, late=late, batches=3, seed=seed)
+
+
+def test_timers_of_a_long_delay_lie_in_a_few_slots(rows_given):
+    app = declared("update", lateness=8, early=timedelta(seconds=60))
+    rows = []
+    for n in range(24):
+        rows += [event(n % 3, "a", n), testing.Tick(timedelta(seconds=1))]
+    out = rows_given(app, {"events": rows})
+    stored = [json.loads(state.stored) for state in out.engine.states.values()]
+    due = [
+        Run.from_message(entry)
+        for manifest in stored
+        for message in manifest.values()
+        for entry in message["runs"].get("due", ())
+    ]
+    assert 1 <= len({run.slot for run in due}) <= 5
+    assert sum(run.rows for run in due) <= 24

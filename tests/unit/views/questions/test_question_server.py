@@ -31,7 +31,7 @@ def asked(tmp_path_factory):
 
 
 def request(url, body=None, **headers):
-    data = None if body is None else body.encode()
+    data = body.encode() if isinstance(body, str) else body
     asked = Request(url, data, {"Content-Type": "application/json", **headers})
     try:
         with urlopen(asked, timeout=60) as response:
@@ -70,6 +70,16 @@ def test_many_keys_and_questions_are_answered_to_another_program(asked):
         ("ask/minutes", '{"ad": "x"}', 400, "ConfigError", "is of type Int64"),
         ("ask/minutes", "[1, 2]", 400, "ConfigError", "The body is no key"),
         ("ask/minutes", "{", 400, "ConfigError", "is not JSON"),
+        ("ask/minutes", b'{"ad": "\xff"}', 400, "ConfigError", "is not JSON"),
+        ("ask/minutes", "[" * 100_000, 400, "ConfigError", "is not JSON"),
+        ("ask/minutes", '{"ad": [1, true]}', 400, "ConfigError", "true and false are no such"),
+        (
+            "ask/minutes?at_least={}".format('{"c":5}'),
+            '{"ad": 3}',
+            400,
+            "ConfigError",
+            "at_least is",
+        ),
         ("ask/minutes?limit=3", "{}", 400, "ConfigError", "'limit' is none of deadline"),
         ("ask/minutes?deadline=soon", '{"ad": 3}', 400, "ConfigError", "deadline is 'soon'"),
         ("ask/city_of", '{"add": 3}', 400, "ConfigError", "takes the arguments ad"),
@@ -108,6 +118,11 @@ def test_an_address_that_other_machines_reach_needs_a_token_or_consent(asked):
     app, _, _ = asked
     with pytest.raises(ms.ConfigError, match="can be reached from other machines"):
         app.serve_questions("0.0.0.0:0").__enter__()
+
+
+def test_an_address_that_cannot_be_is_refused(asked):
+    with pytest.raises(ms.ConfigError, match="is no address of an app's questions"):
+        ms.ask("http://127.0.0.1:port", "minutes", ad=3)
 
 
 def test_nothing_that_responds_is_an_error_that_may_pass(asked, tmp_path):

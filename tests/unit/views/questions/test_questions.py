@@ -110,6 +110,30 @@ def test_a_question_that_does_not_fit_is_refused_with_what_is_allowed(asked, nam
     assert says in str(refused.value)
 
 
+def test_rows_of_an_outer_join_that_have_no_key_are_refused_as_they_are_not_held(asked):
+    app, _ = asked
+    with pytest.raises(ConfigError, match="a left join, was asked for a key that has a null"):
+        app.ask("joined", user=[None, "ann"], deadline=LONG)
+
+
+@pytest.mark.parametrize("wrong", [5, {"clicks": 5}, {"clicks": {"0": True}}, {"clicks": {"a": 1}}])
+def test_a_position_that_is_none_is_refused(asked, wrong):
+    app, _ = asked
+    with pytest.raises(ConfigError, match="The position at_least is"):
+        app.ask("minutes", ad=1, at_least=wrong)
+
+
+def test_partitions_of_a_position_may_be_numbers_and_a_question_may_not_be_async(asked):
+    app, _ = asked
+    assert app.ask("minutes", ad=1, at_least={"clicks": {0: 1}}, deadline=LONG).position
+    with pytest.raises(ConfigError, match="are of type int"):
+        app.ask("minutes", 5)
+    with pytest.raises(ConfigError, match="is an async function"):
+
+        @app.question("later")
+        async def later(state): ...
+
+
 def test_keys_may_be_given_as_frames_columns_and_texts(asked):
     app, _ = asked
     rows = app.ask("updated", ad=[1, 2], user="ann").rows.sort("ad", "window_start")

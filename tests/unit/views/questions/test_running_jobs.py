@@ -19,6 +19,10 @@ from tests.question_model import (
 
 from millstream.client import connect
 from millstream.engine.local_run import LocalRun
+from millstream.kernels.rescale import rescale_manifests
+from millstream.views.schema import JOB
+from millstream.views.sink import RunStart
+from millstream.views.store_location import open_state_store
 
 LONG = "5 minutes"
 ROOT = Path(__file__).parents[4]
@@ -161,3 +165,56 @@ def test_keys_are_found_however_many_buckets_there_are(tmp_path, buckets):
     is_right(records, 1, answer, [*STEPS])
     people = app.ask("people", user=["ann", "bob", "cid", "dan", "eva"]).rows
     assert answered_rows("people", people) == Expected(records, answer.position, 1).rows("people")
+
+
+def test_what_a_function_has_opened_stays_until_it_has_answered(tmp_path):
+    records = written(tmp_path, 17, 1, 120)
+    app = question_app(tmp_path)
+    run(app, tmp_path, 20, {"clicks": [30], "people-topic": [3]})
+    asking, calls = question_app(tmp_path), []
+
+    @asking.question("twice")
+    def twice(state):
+        calls.append(state.batch_id)
+        first = {name: state.rows(name) for name in STEPS}
+        if len(calls) == 1:
+            run(app, tmp_path, 10)  # the job folds its runs, and removes what it replaced
+            asking._service._kept_house = -1e9  # with the next question, runs are let go
+            asking.ask("minutes", ad=1, deadline=LONG)
+        again = {name: state.rows(name) for name in STEPS}
+        assert all(again[name].equals(first[name]) for name in STEPS)
+        return again
+
+    answer = asking.ask("twice", deadline=LONG)
+    assert calls == [answer.batch_id]
+    is_right(records, 1, answer, [*STEPS])
+
+
+def test_after_a_rescale_keys_are_found_before_the_next_run_and_in_it(tmp_path):
+    records = written(tmp_path, 18, 1, 60)
+    app = question_app(tmp_path, buckets=4)
+    run(app, tmp_path, 25)
+    wanted = {"bucket_count": 8, "hash_seed": 0, "state_buckets": 4, "partitions": 4}
+
+    def check():
+        answer = app.ask("everything", names=[*STEPS], deadline=LONG)
+        is_right(records, 1, answer, [*STEPS])
+        expected = Expected(records, answer.position, 1)
+        for name in ("people", "totals"):
+            rows = app.ask(name, user=["ann", "bob", "cid", "dan", "eva"], deadline=LONG).rows
+            assert answered_rows(name, rows) == expected.rows(name)
+
+    check()
+    with open_state_store(app.state_store) as store:
+        store.set_partitioning("asked", JOB, wanted, was={})  # as millstream rescale --buckets 8
+        check()
+        checkpoint = store._read(
+            lambda db: db.execute("SELECT checkpoint_id FROM _fences").fetchone()
+        )
+        begun, batch_id = store.begin_run("asked", JOB, *checkpoint)
+        check()
+        manifests = store.state_manifests("asked", JOB)
+        divided = rescale_manifests(app.plan().stages, manifests, 4, 8)
+        start = RunStart("asked", JOB, begun, batch_id)
+        store.replace_state(start, divided, {**wanted, "state_buckets": 0}, was=wanted)
+        check()
