@@ -23,7 +23,7 @@ from millstream.views.commit.batch_history import PhaseTimer, batch_record
 from millstream.views.commit.committer import BatchCommitter, BatchResult, collect_results
 from millstream.views.commit.time_status import time_status
 from millstream.views.position import merge_positions
-from millstream.views.questions.requests import answer_requests
+from millstream.views.questions.requests import RequestAnswers
 from millstream.views.runs.batch_figures import BatchFigures
 from millstream.views.runs.batch_spans import emit_batch_spans
 from millstream.views.runs.dead_letter_share import DeadLetterShare
@@ -108,6 +108,7 @@ class BatchRunner:
     timer: PhaseTimer = field(default_factory=PhaseTimer)
     error: BaseException | None = None
     _mapped: MappedFrames = field(init=False)
+    _answers: RequestAnswers = field(init=False)
     _ended: float = field(default_factory=time.monotonic)
     _arrived_ms: dict[str, int] = field(default_factory=dict)  # topic/partition → last record read
     _time: dict[str, Any] | None = None  # the part of the last status about time
@@ -116,6 +117,7 @@ class BatchRunner:
 
     def __post_init__(self) -> None:
         self._mapped = MappedFrames(self.frame_files)
+        self._answers = RequestAnswers(self.plan)
 
     def run(self, batch_id: int, read: Callable[[], Sequence[FrameRow]]) -> None:
         """Run a batch whose rows ``read`` returns, and commit it, unless it is committed."""
@@ -207,9 +209,9 @@ class BatchRunner:
     ) -> BatchResult:
         """Return the result of a batch, with the answers to its requests."""
         result = collect_results(self.plan, rows, staged)
-        if self.stages is not None and self.plan.answering:
-            state = self.stages.state_after_batch()
-            answer_requests(self.plan, result, batch_id, self.committer.position, state)
+        if self.stages is not None:
+            state = self.stages.state_after_batch
+            self._answers.put(result, batch_id, self.committer.position, state)
         return result
 
     def _status(self, result: BatchResult, progress: Progress) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from millstream.views.commit.ledger import Position
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.commit.time_status import time_status
 from millstream.views.position import SOURCE_OFFSET
-from millstream.views.questions.requests import answer_requests
+from millstream.views.questions.requests import RequestAnswers
 from millstream.views.schema import JOB, Fence, ViewChange
 from millstream.views.store_location import StoreLocation
 
@@ -199,9 +199,8 @@ class LocalRun:
         start, end = planned
         given, state = stages.run(batch_id, rows)
         result = collect_results(self.plan, given)
-        if self.plan.answering:
-            after = stages.state_after_batch()
-            answer_requests(self.plan, result, batch_id, committer.position, after)
+        answers = RequestAnswers(self.plan)
+        answers.put(result, batch_id, committer.position, stages.state_after_batch)
         at = datetime.now(UTC)
         before = committer.state_store.status(self.plan.app, JOB)
         watermark = result.watermark

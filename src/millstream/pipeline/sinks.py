@@ -11,7 +11,7 @@ from typing import get_args
 import polars as pl
 
 from millstream.choices import choose
-from millstream.durations import Duration, to_us
+from millstream.durations import Duration
 from millstream.errors import ConfigError
 from millstream.kernels.column_types import check_key, view_kind
 from millstream.kernels.frames import ANSWER
@@ -33,6 +33,7 @@ from millstream.pipeline.graph import GraphNode, Output
 from millstream.pipeline.shape import StreamShape
 from millstream.views.address import parse_store
 from millstream.views.postgres.view_table import check_key_columns, check_view_name
+from millstream.views.questions.deadline import deadline_us
 from millstream.views.retractions import DIFF_COLUMN
 from millstream.views.sinks.foreach import ForeachContext
 from millstream.views.store_location import is_database
@@ -265,7 +266,7 @@ class SinkBuilder:
         plan = QuestionPlan(
             question,
             request,
-            to_us(deadline, what=f"The deadline of {what}"),
+            deadline_us(deadline, f"The deadline of {what}"),
             self.app.questions,
             stops=self.app.on_error == "stop",
         )

@@ -32,7 +32,7 @@ from millstream.testing.inputs import InputRecord, Item, Tick, WatermarkAdvance
 from millstream.views.commit.committer import BatchCommitter, collect_results
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.commit.time_status import time_status
-from millstream.views.questions.requests import StateAfterBatch, answer_requests
+from millstream.views.questions.requests import RequestAnswers, StateAfterBatch
 from millstream.views.store_location import StoreLocation, place_of
 
 _JOB = "main"
@@ -195,7 +195,8 @@ class KernelEngine:
 
     def _commit(self, committer: BatchCommitter, batch_id: int, rows: list[FrameRow]) -> None:
         result = collect_results(self.plan, rows)
-        answer_requests(self.plan, result, batch_id, committer.position, self._after(batch_id))
+        answers = RequestAnswers(replace(self.plan, buckets=self.buckets))
+        answers.put(result, batch_id, committer.position, lambda: self._after(batch_id))
         watermark = result.watermark
         at = datetime.fromtimestamp(self.now_ms / 1000, UTC)
         known = committer.state_store.status(self.plan.app, _JOB)

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import polars as pl
@@ -28,6 +29,8 @@ from millstream.errors import (
     ConfigError,
     CorruptionError,
     DeadlineError,
+    EnvironmentProblem,
+    FencedError,
     MillstreamError,
     RetriableError,
 )
@@ -41,7 +44,7 @@ from millstream.kernels.state.sorted_runs import RunStore
 from millstream.kernels.state_query import Bucket, QueryTargets, StateQuery
 from millstream.views.commit.committer import BatchResult
 from millstream.views.position import merge_positions
-from millstream.views.questions.answer import json_of
+from millstream.views.questions.answer import json_of, row_texts
 from millstream.views.questions.deadline import Deadline
 from millstream.views.questions.key_rows import key_rows
 from millstream.views.questions.service import call_question
@@ -52,6 +55,8 @@ Outcome = tuple[str, str]
 
 ANSWERED, REFUSED = "answered", "refused"
 _ENTRY = "outcomes"
+_TOGETHER = 1000  # requests whose keys are looked up at once; a deadline is that of them all, or of fewer
+_OF_THE_STATE = (CorruptionError, RetriableError, EnvironmentProblem, FencedError)
 
 
 @dataclass(frozen=True)
@@ -115,42 +120,60 @@ def _question_of(sink: SinkPlan) -> QuestionPlan:
     return sink.question
 
 
-def answer_requests(
-    plan: JobPlan,
-    result: BatchResult,
-    batch_id: int,
-    before: Mapping[str, Any],
-    state: StateAfterBatch,
-) -> None:
-    """Put answers in the place of a batch's requests, and dead letters for those that have none.
+@dataclass(frozen=True)
+class RequestAnswers:
+    """Answers the requests of a plan, batch by batch."""
 
-    Args:
-        before: The position before the batch.
+    plan: JobPlan
 
-    Raises:
-        CorruptionError: the state, or the journal, is damaged.
-        UserCodeError, ConfigError, DeadlineError: a request has no answer, and the app stops then (``on_error="stop"``).
-    """
-    asked = [sink for sink in plan.answering if sink.name in result.rows]
-    if not asked:
-        return
-    position = merge_positions(before, result.position)
-    query = StateQuery(QueryTargets(plan), state.manifests, state.run_store)
-    letters = DeadLetterCollector()
-    for sink in asked:
-        rows = result.rows[sink.name]
-        answering = _Answering(sink.name, _question_of(sink), query, position, batch_id)
-        outcomes = answering.outcomes(rows, state.journal(f"answers{digest(sink.name)}"))
-        result.rows[sink.name] = _answered(rows, outcomes, answering.question.id)
-        refused = [reason for kind, reason in outcomes if kind == REFUSED]
-        if refused:
-            failed = rows.filter(pl.Series([kind == REFUSED for kind, _ in outcomes]))
-            letters.failed += _by_place(FailedRows(sink.name, failed, refused))
-            result.step_counts[sink.name].update(emitted=-len(refused), dead=len(refused))
-    made = letters.drain_rows(_topics(plan))
-    if made:
-        known = [] if result.dead_letters is None else [result.dead_letters]
-        result.dead_letters = pl.concat([*known, *made], how="diagonal")
+    @cached_property
+    def _targets(self) -> QueryTargets:
+        return QueryTargets(self.plan)
+
+    def put(
+        self,
+        result: BatchResult,
+        batch_id: int,
+        before: Mapping[str, Any],
+        state: Callable[[], StateAfterBatch],
+    ) -> None:
+        """Put answers in the place of a batch's requests, and dead letters for those that have none.
+
+        Args:
+            before: The position before the batch.
+            state: Gives the state after the batch; it is called if there are requests.
+
+        Raises:
+            CorruptionError: the state, or the journal, is damaged.
+            RetriableError, EnvironmentProblem: the state cannot be read now.
+            UserCodeError, ConfigError, DeadlineError: a request has no answer, and the app stops then
+                (``on_error="stop"``).
+        """
+        asked = [
+            sink
+            for sink in self.plan.answering
+            if sink.name in result.rows and result.rows[sink.name].height
+        ]
+        if not asked:
+            return
+        after = state()
+        query = StateQuery(self._targets, after.manifests, after.run_store)
+        position = merge_positions(before, result.position)
+        letters = DeadLetterCollector()
+        for sink in asked:
+            rows = result.rows[sink.name]
+            answering = _Answering(sink.name, _question_of(sink), query, position, batch_id)
+            outcomes = answering.outcomes(rows, after.journal(f"answers{digest(sink.name)}"))
+            result.rows[sink.name] = _answered(rows, outcomes, answering.question.id)
+            refused = [reason for kind, reason in outcomes if kind == REFUSED]
+            if refused:
+                failed = rows.filter(pl.Series([kind == REFUSED for kind, _ in outcomes]))
+                letters.failed += _by_place(FailedRows(sink.name, failed, refused))
+                result.step_counts[sink.name].update(emitted=-len(refused), dead=len(refused))
+        made = letters.drain_rows(_topics(self.plan))
+        if made:
+            known = [] if result.dead_letters is None else [result.dead_letters]
+            result.dead_letters = pl.concat([*known, *made], how="diagonal")
 
 
 def _answered(rows: pl.DataFrame, outcomes: list[Outcome], request: str) -> pl.DataFrame:
@@ -196,9 +219,9 @@ class _Answering:
         identities = _identities(rows)
         kept = journal.read(_ENTRY)
         if kept is None:
-            made = zip(identities, map(self._outcome, self._requests(rows)), strict=True)
-            kept = journal.write(_ENTRY, json.dumps([*made]).encode())
-        by_identity: dict[str, list[Outcome]] = defaultdict(list)
+            made = [*zip(identities, self._made(rows), strict=True)]
+            kept = journal.write(_ENTRY, json.dumps(made).encode())
+        by_identity: dict[str, deque[Outcome]] = defaultdict(deque)
         for identity, (kind, text) in json.loads(kept):
             by_identity[identity].append((kind, text))
         if sorted(identities) != sorted(one for one, them in by_identity.items() for _ in them):
@@ -206,51 +229,83 @@ class _Answering:
                 f"The journal of batch {self.batch_id} has other requests of {self.step!r} than the batch. Nothing of the batch "
                 "was committed. Please report this; the log still holds every request."
             )
-        return [by_identity[identity].pop(0) for identity in identities]
+        return [by_identity[identity].popleft() for identity in identities]
 
-    def _requests(self, rows: pl.DataFrame) -> Iterator[pl.DataFrame]:
-        return (rows[number : number + 1] for number in range(rows.height))
+    def _made(self, rows: pl.DataFrame) -> Iterator[Outcome]:
+        together = 1 if self._function is not None else _TOGETHER
+        for some in rows.iter_slices(together):
+            yield from self._outcomes(some)
 
-    def _outcome(self, request: pl.DataFrame) -> Outcome:
-        identity = request[self.question.id].item()
-        if identity is None:
-            return REFUSED, f"The request has no {self.question.id}, by which its answer is known."
-        deadline = Deadline.of(self.question.deadline_us / 1e6)
+    def _outcomes(self, requests: pl.DataFrame) -> list[Outcome]:
+        """Return what becomes of some requests. If they have no answers together, halves of them may."""
         try:
-            answer = json_of(self._value(request, deadline), self.question.name)
-            deadline.check("its answer came too late")
-        except DeadlineError as error:
-            return self._refused(error)
-        except (CorruptionError, RetriableError):
-            raise  # of the store or the state, and not of the request
+            texts = self._answers(requests)
         except MillstreamError as error:
-            return self._refused(error)
-        head = {
-            "request": identity,
-            "name": self.question.name,
-            "position": self.position,
-            "batch_id": self.batch_id,
-        }
-        text = json.dumps(head, ensure_ascii=False, default=plain_value)
-        return ANSWERED, f'{text[:-1]}, "answer": {answer}}}'
+            if isinstance(error, _OF_THE_STATE) and not isinstance(error, DeadlineError):
+                raise
+            if requests.height == 1:
+                return [self._refused(error)]
+            middle = requests.height // 2
+            return [*self._outcomes(requests[:middle]), *self._outcomes(requests[middle:])]
+        head = json.dumps(
+            {"name": self.question.name, "position": self.position, "batch_id": self.batch_id},
+            ensure_ascii=False,
+        )
+        return [
+            (ANSWERED, f'{{"request": {_id_text(request)}, {head[1:-1]}, "answer": {text}}}')
+            for request, text in zip(requests[self.question.id], texts, strict=True)
+        ]
 
     def _refused(self, error: MillstreamError) -> Outcome:
         if self.question.stops:
             raise error
         return REFUSED, str(error)
 
-    def _value(self, request: pl.DataFrame, deadline: Deadline) -> Any:
+    def _answers(self, requests: pl.DataFrame) -> list[str]:
+        """Return the answers to requests, as JSON.
+
+        Raises:
+            MillstreamError: one of them has none.
+        """
+        name = self.question.name
+        deadline = Deadline.of(self.question.deadline_us / 1e6)
+        if requests[self.question.id].null_count():
+            raise ConfigError(
+                f"The request has no {self.question.id}, by which its answer is known. Give each request one."
+            )
+        if self._function is None:
+            texts = self._looked_up(requests)
+        else:
+            reader = StateReader(self.position, self.batch_id, self.query, deadline)
+            columns = requests.row(0, named=True)
+            taken = [one.name for one in _parameters(self._function) if one.name in columns]
+            arguments = {one: columns[one] for one in taken}
+            texts = [json_of(call_question(name, self._function, reader, arguments), name)]
+        deadline.check("its answer came too late")
+        return texts
+
+    def _looked_up(self, requests: pl.DataFrame) -> list[str]:
+        """Return the rows of each request's key, as JSON."""
         name, query = self.question.name, self.query
-        function = self.question.functions.get(name)
-        if function is None:
-            target = query.targets.find(name)
-            if not target.key:
-                return query.rows(target, None)
-            return query.rows(target, key_rows(target, request[list(target.key_names)]))
-        reader = StateReader(self.position, self.batch_id, query, deadline)
-        columns = request.row(0, named=True)
-        taken = [one.name for one in _parameters(function) if one.name in columns]
-        return call_question(name, function, reader, {one: columns[one] for one in taken})
+        target = query.targets.find(name)
+        if not target.key:
+            return [json_of(query.rows(target, None), name)] * requests.height
+        keys = key_rows(target, requests[list(target.key_names)])
+        found = query.rows_of_each(target, keys)
+        if found is None:
+            return [json_of(query.rows(target, keys[n : n + 1]), name) for n in range(keys.height)]
+        of_key: dict[int, list[str]] = defaultdict(list)
+        for number, text in zip(found.numbers, row_texts(found.rows, name), strict=True):
+            of_key[number].append(text)
+        return [f"[{', '.join(of_key[number])}]" for number in found.asked]
+
+    @property
+    def _function(self) -> Callable[..., Any] | None:
+        return self.question.functions.get(self.question.name)
+
+
+def _id_text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=plain_value)
 
 
 def _identities(rows: pl.DataFrame) -> list[str]:
