@@ -1,6 +1,6 @@
 """An app that answers requests, and what the answers must be: computed anew from all clicks up to a position.
 
-Run as a program, it kills itself at a point of a batch's commit: FOLDER POINT BATCH.
+Run as a program, it kills itself at a point of a batch's commit: ENGINE FOLDER POINT BATCH.
 """
 
 import json
@@ -14,10 +14,12 @@ from pathlib import Path
 import polars as pl
 
 import millstream as ms
+from millstream import testing
 from millstream.engine.stages.journal_files import JournalFiles
 from millstream.testing import Row
 from millstream.views.sinks.topics import TopicsSink
 from millstream.views.state_store.sqlite_store import SqliteStateStore
+from millstream.views.store_location import open_state_store
 
 USERS = ["ann", "bob", "cid", "dan", "eva"]
 REQUEST = {"id": int | None, "user": str, "users": list[str], "how": str}
@@ -29,17 +31,23 @@ POINTS = {  # what is called at a point, and whether the process dies before it
     "before the state store": (SqliteStateStore, "commit", True),
     "after the state store": (SqliteStateStore, "commit", False),
 }
-OUTPUTS = {"answer(totals)": "totals-answers", "answer(spent)": "spent-answers"}
+OUTPUTS = {
+    "answer(totals)": "totals-answers",
+    "answer(twice)": "twice-answers",
+    "answer(spent)": "spent-answers",
+}
 
 
-def request_app(log):
+def request_app(log, **options):
     """Declare the app. A function's outcome is another one at every call, if the request says so."""
-    app = ms.App("answering", log=log, dead_max=1)
+    app = ms.App("answering", log=log, dead_max=1, **options)
     clicks = app.topic("clicks", {"user": str, "cost": int}, key="user").stream()
     sums = clicks.group_by("user", name="totals").agg(n=ms.count(), cost=ms.sum("cost"))
     sums.view("of_users")
+    sums.filter(pl.col("n") > 1).with_columns(twice=pl.col("cost") * 2).view("twice")
     requests = app.topic("requests", REQUEST, key="id").stream()
     requests.answer("totals", id="id", to="totals-answers", deadline="5 minutes")
+    requests.answer("twice", id="id", to="twice-answers", deadline="5 minutes")
     requests.answer("spent", id="id", to="spent-answers", deadline="5 minutes")
 
     @app.question("spent")
@@ -106,7 +114,7 @@ def check_all(drawn, partitions, answers, dead, ledger):
         line = ledger[step]
         assert line == (len(drawn["requests"]), len(found), len(refused))
         hows = {requests[one["request"]]["how"] for one in found}
-        assert topic == "totals-answers" or hows <= {"sum", "chance"}
+        assert topic != "spent-answers" or hows <= {"sum", "chance"}
 
 
 def clicks_at(by_partition, answer):
@@ -122,15 +130,59 @@ def expected(topic, request, clicks):
     if topic == "spent-answers":
         return sum(click["cost"] for click in clicks if click["user"] in request["users"])
     costs = [click["cost"] for click in clicks if click["user"] == request["user"]]
-    if not costs:
-        return []
-    return [{"user": request["user"], "n": len(costs), "cost": sum(costs)}]
+    row = {"user": request["user"], "n": len(costs), "cost": sum(costs)}
+    if topic == "twice-answers":
+        return [{**row, "twice": sum(costs) * 2}] if len(costs) > 1 else []
+    return [row] if costs else []
 
 
 def counts(ledger):
     """Return read, emitted and dead by step."""
     sums = ledger.group_by("step").agg(pl.col("read", "emitted", "dead").sum())
     return {step: tuple(line) for step, *line in sums.rows() if step in OUTPUTS}
+
+
+def check_kit(folder, seed, partitions, batches, crash, engine="kernel"):
+    drawn = draw(seed, 60, 40, partitions)
+    result = testing.run(
+        request_app(folder),
+        drawn,
+        partitions=partitions,
+        batches=batches,
+        seed=seed,
+        crash=crash,
+        engine=engine,
+    )
+    answers = {
+        topic: [bytes(value) for value in result.topic(topic)["value"]]
+        for topic in OUTPUTS.values()
+    }
+    check_all(drawn, partitions, answers, result.dead, counts(result.ledger))
+
+
+def check_log(app, folder, drawn, partitions):
+    with ms.connect(folder) as log:
+        answers = {
+            topic: [
+                bytes(value)
+                for number in range(log.topics()[topic].partitions)
+                for value in log.read(topic, number)["value"].to_pylist()
+            ]
+            for topic in OUTPUTS.values()
+        }
+    with open_state_store(app.state_store, readonly=True) as store:
+        dead, ledger = store.scan("dead_letters"), pl.DataFrame(store.ledger("answering"))
+    check_all(drawn, partitions, answers, dead, counts(ledger))
+
+
+def send(folder, drawn, partitions):
+    with ms.connect(folder) as log:
+        for topic in drawn:
+            log.create_topic(topic, partitions=partitions)
+        with log.producer() as producer:
+            for topic, rows in drawn.items():
+                for row in rows:
+                    producer.send(topic, row.values, partition=row.partition)
 
 
 def die_at(point, batch):
@@ -151,5 +203,6 @@ def die_at(point, batch):
 
 
 if __name__ == "__main__":
-    die_at(sys.argv[2], int(sys.argv[3]))
-    request_app(Path(sys.argv[1])).run(engine="local", until="caught-up", rows_per_batch=20)
+    engine, folder, point, number = sys.argv[1:]
+    die_at(point, int(number))
+    request_app(Path(folder)).run(engine=engine, until="caught-up", rows_per_batch=20)

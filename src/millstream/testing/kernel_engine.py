@@ -309,7 +309,9 @@ class KernelEngine:
             place: MemoryBucketState(
                 manifest,
                 {
-                    key: MemoryRunStore(dict(found), 0, f"{self._prefix(place[1])}{key}/", keeps_all=True)
+                    key: MemoryRunStore(
+                        dict(found), 0, f"{self._prefix(place[1])}{key}/", keeps_all=True
+                    )
                     for (depth, key), found in tables.items()
                     if depth == place[0]
                 },

@@ -55,5 +55,7 @@ def deadline_us(duration: Duration, what: str) -> int:
     """
     given_us = to_us(duration, what=what)
     if given_us > to_us(_LONGEST, what=what):
-        raise ConfigError(f"{what} is {duration}, and may be {_LONGEST} at most. Give a shorter one.")
+        raise ConfigError(
+            f"{what} is {duration}, and may be {_LONGEST} at most. Give a shorter one."
+        )
     return given_us

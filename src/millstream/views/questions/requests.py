@@ -55,7 +55,7 @@ Outcome = tuple[str, str]
 
 ANSWERED, REFUSED = "answered", "refused"
 _ENTRY = "outcomes"
-_TOGETHER = 1000  # requests whose keys are looked up at once; a deadline is that of them all, or of fewer
+_TOGETHER = 1000  # requests whose keys are looked up at once, within one deadline
 _OF_THE_STATE = (CorruptionError, RetriableError, EnvironmentProblem, FencedError)
 
 

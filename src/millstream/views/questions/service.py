@@ -261,9 +261,7 @@ class AnswerService:
                 question.future.set_result(question.answer())
         except PositionNotReachedError:
             assert question.at_least is not None, "it has one to reach"
-            self._waits.add(
-                question.at_least, question.deadline, lambda: self._work_on(question)
-            )
+            self._waits.add(question.at_least, question.deadline, lambda: self._work_on(question))
         except BaseException as error:  # noqa: BLE001 - the future raises it
             question.future.set_exception(error)
         finally:

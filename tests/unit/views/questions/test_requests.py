@@ -1,5 +1,6 @@
 """Each request has one answer, as of the position that it states, or is one dead letter, however often a batch is repeated."""
 
+import json
 import subprocess
 import sys
 from datetime import datetime
@@ -10,32 +11,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.example_counts import some
-from tests.request_model import OUTPUTS, POINTS, check_all, counts, draw, request_app
+from tests.request_model import (
+    POINTS,
+    USERS,
+    check_kit,
+    check_log,
+    draw,
+    request_app,
+    send,
+)
 
 import millstream as ms
 from millstream import testing
 from millstream.errors import ConfigError, CorruptionError, UserCodeError
-from millstream.views.state_store.sqlite_store import SqliteStateStore
+from millstream.testing.disk import SimulatedCrash
+from millstream.views.state_store.store import StateStore
 
 ROOT = Path(__file__).parents[4]
-
-
-def check_kit(folder, seed, partitions, batches, crash, engine="kernel"):
-    drawn = draw(seed, 60, 40, partitions)
-    result = testing.run(
-        request_app(folder),
-        drawn,
-        partitions=partitions,
-        batches=batches,
-        seed=seed,
-        crash=crash,
-        engine=engine,
-    )
-    answers = {
-        topic: [bytes(value) for value in result.topic(topic)["value"]]
-        for topic in OUTPUTS.values()
-    }
-    check_all(drawn, partitions, answers, result.dead, counts(result.ledger))
 
 
 @pytest.mark.parametrize(("partitions", "batches"), [(1, 5), (4, 3), (7, 1)])
@@ -45,8 +37,14 @@ def test_each_request_is_answered_once_as_of_the_position_that_its_answer_states
     check_kit(tmp_path, partitions, partitions, batches, crash=3)
 
 
+@settings(max_examples=some(3), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(seed=st.integers(0, 2**32), partitions=st.sampled_from([1, 4, 7]), crash=st.integers(0, 4))
+def test_answers_are_right_for_some_batchings(tmp_path_factory, seed, partitions, crash):
+    check_kit(tmp_path_factory.mktemp("asked"), seed, partitions, 4, crash)
+
+
 @pytest.mark.long
-@settings(max_examples=some(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=some(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 2**32),
     partitions=st.sampled_from([1, 4, 7]),
@@ -59,36 +57,6 @@ def test_answers_are_right_however_batches_are_cut_and_crash(
     check_kit(tmp_path_factory.mktemp("asked"), seed, partitions, batches, crash)
 
 
-def check_log(folder, drawn, partitions):
-    with ms.connect(folder) as log:
-        answers = {
-            topic: [
-                bytes(value)
-                for number in range(log.topics()[topic].partitions)
-                for value in log.read(topic, number)["value"].to_pylist()
-            ]
-            for topic in OUTPUTS.values()
-        }
-    with ms.view("answering/dead_letters", log=folder) as view:
-        dead = view.scan()
-    store = SqliteStateStore(folder / "apps" / "answering" / "views.db", readonly=True)
-    try:
-        ledger = pl.DataFrame(store.ledger("answering"))
-    finally:
-        store.close()
-    check_all(drawn, partitions, answers, dead, counts(ledger))
-
-
-def send(folder, drawn, partitions):
-    with ms.connect(folder) as log:
-        for topic in drawn:
-            log.create_topic(topic, partitions=partitions)
-        with log.producer() as producer:
-            for topic, rows in drawn.items():
-                for row in rows:
-                    producer.send(topic, row.values, partition=row.partition)
-
-
 @pytest.mark.parametrize(
     "point",
     [
@@ -99,12 +67,51 @@ def send(folder, drawn, partitions):
 def test_a_job_that_is_killed_at_a_point_of_the_commit_answers_each_request_once(tmp_path, point):
     drawn = draw(5, 50, 30, 2)
     send(tmp_path, drawn, 2)
-    command = [sys.executable, "-m", "tests.request_model", str(tmp_path), point, "1"]
+    command = [sys.executable, "-m", "tests.request_model", "local", str(tmp_path), point, "1"]
     died = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert died.returncode == -9, died.stderr
-    request_app(tmp_path).run(engine="local", until="caught-up", rows_per_batch=20)
-    check_log(tmp_path, drawn, 2)
+    app = request_app(tmp_path)
+    app.run(engine="local", until="caught-up", rows_per_batch=20)
+    check_log(app, tmp_path, drawn, 2)
     assert not [*(tmp_path / "apps" / "answering" / "runs" / "journal").glob("*")]
+
+
+def check_interrupted(app, folder, monkeypatch):
+    """Interrupt a run where the topics have the answers, and the state store does not; run again, and compare."""
+    drawn = draw(6, 50, 30, 2)
+    send(folder, drawn, 2)
+    with monkeypatch.context() as patched:
+        committed = StateStore.commit
+
+        def commit(store, fence, *args, **options):
+            if fence.batch_id == 2:
+                raise SimulatedCrash
+            return committed(store, fence, *args, **options)
+
+        patched.setattr(StateStore, "commit", commit)
+        with pytest.raises(SimulatedCrash):
+            app.run(engine="local", until="caught-up", rows_per_batch=10)
+    app.run(engine="local", until="caught-up", rows_per_batch=20)
+    check_log(app, folder, drawn, 2)
+
+
+def test_requests_are_answered_once_where_the_state_store_is_postgresql(
+    tmp_path, database, monkeypatch
+):
+    check_interrupted(request_app(tmp_path, store=database), tmp_path, monkeypatch)
+
+
+@pytest.mark.usefixtures("s3")
+def test_state_in_an_object_store_answers_requests_and_is_asked(tmp_path, s3_url, monkeypatch):
+    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
+    app = request_app(tmp_path, state=s3_url)
+    check_interrupted(app, tmp_path, monkeypatch)
+    asking = request_app(tmp_path, state=s3_url)
+    answer = asking.ask("totals", user=USERS, deadline="5 minutes")
+    with ms.view("answering/of_users", log=tmp_path) as view:
+        assert answer.rows.sort("user").equals(view.scan().sort("user")[answer.rows.columns])
+    assert asking.ask("spent", users=USERS, deadline="5 minutes").value == answer.rows["cost"].sum()
+    asking.close_questions()
 
 
 # ── what is refused ─────────────────────────────────────────────────────────────────────────────
@@ -135,6 +142,7 @@ def declared(log, columns, question="totals", **options):
         ({"id": int, "user": str}, {"id": "ident"}, "'ident'"),
         ({"id": int, "user": str}, {"to": "clicks"}, "writes to the topic 'clicks' and reads it"),
         ({"id": int, "user": str}, {"deadline": "soon"}, "'soon'"),
+        ({"id": int, "user": str}, {"deadline": "2 days"}, "1 hour at most"),
     ],
 )
 def test_requests_that_do_not_fit_are_refused_before_a_run(tmp_path, columns, options, says):
@@ -156,6 +164,29 @@ def test_a_request_that_is_too_slow_is_a_dead_letter_that_says_so(tmp_path):
     result = testing.run(app, {"clicks": [{"user": "ann"}], "requests": [{"id": 1, "url": "/"}]})
     assert result.topic("answers").is_empty()
     assert "was not answered within 1e-06 s" in result.dead["reason"].item()
+
+
+def test_one_request_that_fails_leaves_the_answers_to_those_beside_it(tmp_path):
+    app = ms.App("beside", log=tmp_path, dead_max=1)
+    people = app.topic("people", {"user": str}, key="user").stream()
+    sums = people.group_by("user", name="totals").agg(n=ms.count())
+    sums.with_columns(code=pl.col("user").str.to_integer(strict=True)).view("coded")
+    requests = app.topic("requests", {"id": int, "user": str}).stream()
+    requests.answer("coded", id="id", to="answers", deadline="5 minutes")
+    users = ["1", "no code", "3", "nobody", "1"]
+    inputs = {
+        "people": [{"user": user} for user in ("1", "3", "no code", "1")],
+        "requests": [{"id": number, "user": user} for number, user in enumerate(users)],
+    }
+    result = testing.run(app, inputs)
+    answers = {
+        one["request"]: one["answer"] for one in map(json.loads, result.topic("answers")["value"])
+    }
+    one, three = {"user": "1", "n": 2, "code": 1}, {"user": "3", "n": 1, "code": 3}
+    assert answers == {0: [one], 2: [three], 3: [], 4: [one]}
+    letter = result.dead.filter(step="answer(coded)")
+    assert json.loads(letter["value"].item())["id"] == 1
+    assert "on the way to 'coded', fails on a row of the answer" in letter["reason"].item()
 
 
 def test_an_app_that_stops_on_errors_stops_at_a_request_without_an_answer(tmp_path):
