@@ -25,6 +25,7 @@ from millstream.pipeline.captured import CapturedTopic, captured_topic, declared
 from millstream.pipeline.checks import (
     at_least_one,
     check_places,
+    check_plan,
     check_time,
     checked_on_error,
     declared_at,
@@ -62,7 +63,6 @@ from millstream.views.address import StateStoreAddress, parse_store
 from millstream.views.alerts.rule import AlertRule, check_app_rules
 from millstream.views.followed_view import FollowedView
 from millstream.views.panels import Panel, check_panel, to_plain
-from millstream.views.questions.requests import check_requests
 from millstream.views.reader import View
 from millstream.views.runs.dead_letter_share import check_dead_letter_max
 from millstream.views.runs.late_alarm import LateAlarm, check_late_share
@@ -458,12 +458,7 @@ class App(QueryableApp):
             )
         buckets = buckets or Buckets(self.buckets)
         plan = compile_plan(self.name, self.outputs, buckets, self.on_error)
-        if not plan.sources and not plan.frames:
-            raise ConfigError(
-                f"The app {self.name!r} reads no topic, and a batch begins with records of one. Read one, or "
-                "write the static table where it is wanted without an app."
-            )
-        check_requests(plan)
+        check_plan(plan)
         return plan
 
     def dashboard(self, *panels: Panel) -> None:

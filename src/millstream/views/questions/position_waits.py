@@ -63,7 +63,7 @@ class PositionWaits:
 
     def _run(self) -> None:
         while waiting := self._taken():
-            position, left = self._position(), []
+            position, left = self._position(), list[_Waiting]()
             for one in waiting:
                 if position is not None and _waits(one, position):
                     left.append(one)
