@@ -500,10 +500,16 @@ def call_question(
     except MillstreamError:
         raise
     except BaseException as error:  # sys.exit() ends the question, not the program that asks
+        if isinstance(error, KeyboardInterrupt) and _is_main_thread():
+            raise  # of whoever stops a job that answers requests
         raise UserCodeError(
             f"The question {name!r} failed: {type(error).__name__}: {error}. Correct its function, or ask for something else.",
             step=name,
         ) from error
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def checked_position(given: Mapping[str, Any] | None) -> dict[str, dict[str, int]] | None:

@@ -203,6 +203,29 @@ def test_an_app_that_stops_on_errors_stops_at_a_request_without_an_answer(tmp_pa
         testing.run(app, {"requests": [{"id": 1}]})
 
 
+def test_whoever_interrupts_a_job_in_a_function_stops_it_and_the_next_run_answers(tmp_path):
+    app = declared(tmp_path, {"id": int}, "interrupted", partitions=1)
+    interrupting = [True]
+
+    @app.question("interrupted")
+    def interrupted(state):
+        if interrupting.pop():
+            raise KeyboardInterrupt
+        return 7
+
+    with ms.connect(tmp_path) as log, log.producer() as producer:
+        for topic in ("clicks", "requests"):
+            log.create_topic(topic)
+        producer.send("clicks", {"user": "ann"})
+        producer.send("requests", {"id": 1})
+    app.run(engine="local", until="caught-up")
+    interrupting.append(False)
+    app.run(engine="local", until="caught-up")
+    with ms.connect(tmp_path) as log:
+        found = [json.loads(value) for value in log.read("answers", 0)["value"].to_pylist()]
+    assert [one["answer"] for one in found] == [7]
+
+
 def test_a_journal_of_other_requests_stops_the_batch(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "millstream.kernels.state.journal.MemoryJournal.read",
