@@ -206,6 +206,17 @@ def test_a_position_that_is_not_reached_in_time_is_said(asked):
         app.ask("minutes", ad=1, at_least=wanted, deadline="200 milliseconds")
 
 
+def target_with_key(folder, **columns):
+    """Return a step, declared and compiled, that is asked by columns of these types."""
+    app = ms.App("typed", log=folder)
+    numbers = app.topic("numbers", {"number": int}).stream()
+    typed = numbers.with_columns(
+        **{k: pl.col("number").cast(dtype) for k, dtype in columns.items()}
+    )
+    typed.group_by(*columns, name="s").agg(n=ms.count()).view("v")
+    return QueryTargets(app.plan()).find("s")
+
+
 @pytest.mark.parametrize(
     ("dtype", "key", "says"),
     [
@@ -221,22 +232,18 @@ def test_a_position_that_is_not_reached_in_time_is_said(asked):
 def test_a_key_that_is_no_value_of_its_column_is_refused_and_not_rounded(
     tmp_path, dtype, key, says
 ):
-    app = ms.App("typed", log=tmp_path)
-    app.topic("t", {"k": dtype}).stream().group_by("k", name="s").agg(n=ms.count()).view("v")
-    target = QueryTargets(app.plan()).find("s")
+    target = target_with_key(tmp_path, k=dtype)
     with pytest.raises(ConfigError, match="The column 'k' of 's' is of type") as refused:
         key_rows(target, {"k": [key]})
     assert says in str(refused.value)
 
 
 def test_numbers_that_another_type_has_exactly_are_keys(tmp_path):
-    app = ms.App("typed", log=tmp_path)
-    columns = {"f": pl.Float64, "d": pl.Decimal(10, 2), "t": pl.Datetime("ms", "UTC")}
-    app.topic("t", columns).stream().group_by(*columns, name="s").agg(n=ms.count()).view("v")
-    at = datetime(2026, 1, 1, tzinfo=UTC)
-    keys = key_rows(
-        QueryTargets(app.plan()).find("s"), {"f": [2**53, None], "d": [7, None], "t": [at, None]}
+    target = target_with_key(
+        tmp_path, f=pl.Float64, d=pl.Decimal(10, 2), t=pl.Datetime("ms", "UTC")
     )
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    keys = key_rows(target, {"f": [2**53, None], "d": [7, None], "t": [at, None]})
     assert keys.rows() == [(float(2**53), Decimal("7.00"), at), (None, None, None)]
 
 

@@ -37,12 +37,6 @@ def test_each_request_is_answered_once_as_of_the_position_that_its_answer_states
     check_kit(tmp_path, partitions, partitions, batches, crash=3)
 
 
-@settings(max_examples=some(3), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(seed=st.integers(0, 2**32), partitions=st.sampled_from([1, 4, 7]), crash=st.integers(0, 4))
-def test_answers_are_right_for_some_batchings(tmp_path_factory, seed, partitions, crash):
-    check_kit(tmp_path_factory.mktemp("asked"), seed, partitions, 4, crash)
-
-
 @pytest.mark.long
 @settings(max_examples=some(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
@@ -108,7 +102,7 @@ def test_state_in_an_object_store_answers_requests_and_is_asked(tmp_path, s3_url
     check_interrupted(app, tmp_path, monkeypatch)
     asking = request_app(tmp_path, state=s3_url)
     answer = asking.ask("totals", user=USERS, deadline="5 minutes")
-    with ms.view("answering/of_users", log=tmp_path) as view:
+    with ms.view("of_users", log=tmp_path) as view:
         assert answer.rows.sort("user").equals(view.scan().sort("user")[answer.rows.columns])
     assert asking.ask("spent", users=USERS, deadline="5 minutes").value == answer.rows["cost"].sum()
     asking.close_questions()
