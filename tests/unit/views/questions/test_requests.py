@@ -24,6 +24,7 @@ from tests.request_model import (
 import millstream as ms
 from millstream import testing
 from millstream.errors import ConfigError, CorruptionError, UserCodeError
+from millstream.ops.deploy import deploy
 from millstream.testing.disk import SimulatedCrash
 from millstream.views.state_store.store import StateStore
 
@@ -106,6 +107,46 @@ def test_state_in_an_object_store_answers_requests_and_is_asked(tmp_path, s3_url
         assert answer.rows.sort("user").equals(view.scan().sort("user")[answer.rows.columns])
     assert asking.ask("spent", users=USERS, deadline="5 minutes").value == answer.rows["cost"].sum()
     asking.close_questions()
+
+
+def deployed(log, within, calls):
+    app = ms.App("answering", log=log)
+    clicks = app.topic("clicks", {"user": str}, key="user").stream()
+    clicks.group_by("user", name="totals").agg(n=ms.count()).view("of_users")
+    requests = app.topic("requests", {"id": int, "user": str, "at": datetime}, key="id").stream(
+        time="at"
+    )
+    once = requests.dedup("id", within=within)
+    once.answer("clicks_of", id="id", to="answers", partitions=1)
+    once.group_by("user", name="asking").agg(n=ms.count()).view("of_requests")
+
+    @app.question("clicks_of")
+    def clicks_of(state, user):
+        calls.append(user)
+        return int(state.rows("totals", user=user)["n"].sum())
+
+    return app
+
+
+def test_a_deployment_computes_steps_above_the_answers_anew_and_answers_nothing_again(tmp_path):
+    calls, at = [], "2026-01-01T00:00:00Z"
+    with ms.connect(tmp_path) as log, log.producer() as producer:
+        for topic in ("clicks", "requests"):
+            log.create_topic(topic)
+        producer.send("clicks", {"user": "ann"})
+        for number in (1, 2, 1):
+            producer.send("requests", {"id": number, "user": "ann", "at": at})
+    deployed(tmp_path, "5 minutes", calls).run(engine="local", until="caught-up")
+    assert calls == ["ann"] * 2
+    edited = deployed(tmp_path, "1 hour", calls)
+    assert deploy(edited).switched
+    assert calls == ["ann"] * 2
+    with ms.connect(tmp_path) as log, log.producer() as producer:
+        producer.send("requests", {"id": 3, "user": "ann", "at": at})
+    edited.run(engine="local", until="caught-up")
+    with ms.connect(tmp_path) as log:
+        found = [json.loads(value) for value in log.read("answers", 0)["value"].to_pylist()]
+    assert [(one["request"], one["answer"]) for one in found] == [(1, 1), (2, 1), (3, 1)]
 
 
 # ── what is refused ─────────────────────────────────────────────────────────────────────────────
