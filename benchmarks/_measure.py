@@ -107,8 +107,8 @@ class Meter:
 
 
 def run_apart(program: str, *arguments: object) -> dict:
-    """Run ``program --engine …`` in a process of its own; its last line of output is its result."""
-    command = [sys.executable, program, "--engine", *map(str, arguments)]
+    """Run ``program --contender …`` in a process of its own; its last line of output is its result."""
+    command = [sys.executable, program, "--contender", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")

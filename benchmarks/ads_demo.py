@@ -220,13 +220,13 @@ def main() -> None:
     parser.add_argument("--fresh-minutes", type=float, default=2.0)
     parser.add_argument("--only", choices=["catch-up", "freshness"])
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--engine", choices=["catch-up", "freshness"], help=argparse.SUPPRESS)
+    parser.add_argument("--contender", choices=["catch-up", "freshness"], help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.engine == "catch-up":
+    if given.contender == "catch-up":
         made = AdsInput("generated", rate=given.rate, minutes=given.minutes)
         print(json.dumps(catch_up(made, given.batch, check=given.check)))
         return
-    if given.engine == "freshness":
+    if given.contender == "freshness":
         made = AdsInput("generated", rate=given.rate, minutes=given.fresh_minutes)
         print(json.dumps(freshness(made)))
         return

@@ -132,7 +132,7 @@ class Millstream(Side):
         command = [
             sys.executable,
             str(HERE / "capture.py"),
-            "--engine",
+            "--contender",
             self.server.url(self.database),
         ]
         command += [str(self.folder / "log"), str(wanted), *(["--lags"] if lags else [])]
@@ -391,7 +391,7 @@ def of_other(kind: type[Database], rows: int, folder: Path, *, streamed: bool) -
         command = [
             sys.executable,
             __file__,
-            "--engine",
+            "--contender",
             database.url,
             str(folder / "log"),
             str(rows),
@@ -471,7 +471,7 @@ def debezium_python(options: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--engine"]:
+    if sys.argv[1:2] == ["--contender"]:
         engine(sys.argv[2], sys.argv[3], int(sys.argv[4]), lags="--lags" in sys.argv)
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

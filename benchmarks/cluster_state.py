@@ -208,10 +208,10 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=20, help="small batches that count")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--s3a", help="folder with the jars of hadoop-aws, for the peer")
-    parser.add_argument("--engine", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--contender", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.engine:
-        side, folder = options.engine
+    if options.contender:
+        side, folder = options.contender
         print(
             json.dumps({"phases": [asdict(each) for each in run_side(side, Path(folder), options)]})
         )

@@ -173,10 +173,10 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=5_000_000)
     parser.add_argument("--batch", type=int, default=250_000)
     parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--engine", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--contender", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.engine:
-        engine, folder, batch = options.engine
+    if options.contender:
+        engine, folder, batch = options.contender
         run = {"ours": ours, "peer": peer}[engine]
         print(json.dumps(run(Path(folder), int(batch))))
         return

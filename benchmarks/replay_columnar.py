@@ -104,10 +104,10 @@ def main() -> None:
     )
     parser.add_argument("--events", type=int, default=5_000_000)
     parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--engine", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--contender", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.engine:
-        folder, way, columns = options.engine
+    if options.contender:
+        folder, way, columns = options.contender
         print(json.dumps(read(Path(folder), way, columns)))
         return
     with tempfile.TemporaryDirectory(prefix="millstream-bench-") as name:

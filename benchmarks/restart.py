@@ -76,7 +76,7 @@ class Running:
     """The app in a process of its own."""
 
     def __init__(self, folder: Path) -> None:
-        command = [sys.executable, __file__, "--engine", str(folder), str(time.time())]
+        command = [sys.executable, __file__, "--contender", str(folder), str(time.time())]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def batch(self) -> Batch:
@@ -116,10 +116,10 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=1024)
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--first", action="store_true")
-    parser.add_argument("--engine", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--contender", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.engine:
-        run(Path(options.engine[0]), float(options.engine[1]))
+    if options.contender:
+        run(Path(options.contender[0]), float(options.contender[1]))
         return
     import millstream as ms
 

@@ -189,10 +189,10 @@ def main() -> None:
     parser.add_argument(
         "--scraped", action="store_true", help="what figures cost, and nothing else"
     )
-    parser.add_argument("--engine", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--contender", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.engine:
-        side, folder, stages, batches = options.engine
+    if options.contender:
+        side, folder, stages, batches = options.contender
         meter = run(side, Path(folder), int(stages), int(batches))
         print(json.dumps({"marks": meter.marks}))
         return

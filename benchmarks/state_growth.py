@@ -217,10 +217,10 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=60, help="batches before the first timed one")
     parser.add_argument("--updates-at", type=int, default=10_000_000)
     parser.add_argument("--peer-keys-max", type=int, default=10_000_000)
-    parser.add_argument("--engine", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--contender", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.engine:
-        engine, folder = options.engine
+    if options.contender:
+        engine, folder = options.contender
         levels = {"ours": ours, "peer": peer}[engine](Path(folder), options)
         print(json.dumps({"levels": [asdict(level) for level in levels]}))
         return

@@ -14,16 +14,16 @@ from millstream.errors import ConfigError
 Word = TypeVar("Word", bound=str)
 
 
-def choose(what: str, given: object, allowed: Sequence[Word]) -> Word:
+def choose(what: str, given: object, allowed: Sequence[Word], remedy: str = "") -> Word:
     """Return the word that was given, which is one of those allowed.
 
     Raises:
-        ConfigError: it is not; the message begins with ``what``, and names the nearest.
+        ConfigError: it is not; the message begins with ``what``, names the nearest, and ends with the remedy.
     """
     # A user's type may override ==: an expression is never false.
     if not isinstance(given, str) or given not in allowed:
         near = did_you_mean(given, allowed) if isinstance(given, str) else ""
-        raise ConfigError(f"{what} is {given!r}. Choose {format_choices(allowed)}.{near}")
+        raise ConfigError(f"{what} is {given!r}. Choose {format_choices(allowed)}.{near}{remedy}")
     return cast("Word", given)
 
 

@@ -18,6 +18,7 @@ from millstream.client.open import open_reader
 from millstream.client.reader import Reader
 from millstream.engine.batch_runner import BatchRunner, RunTotals
 from millstream.engine.checkpoint_copy import CheckpointStore, may_be_elsewhere
+from millstream.engine.disk_room import translate_full_disk
 from millstream.engine.frame_files import FrameFiles
 from millstream.engine.job_metadata import (
     JobMetadata,
@@ -190,7 +191,7 @@ class Engine(Protocol):
 def run_on(engine: Engine, job: Job, options: RunOptions) -> Report:
     """Run a job until its end; return its report. See :meth:`millstream.App.run`."""
     # The failure is recorded before the run's lock is released.
-    with ExitStack() as running, record_failure(job.folder):
+    with ExitStack() as running, record_failure(job.folder), translate_full_disk(job.folder):
         return _run(engine, job, options, running)
 
 

@@ -28,6 +28,7 @@ from millstream.views.runs.progress import Report
 from millstream.views.runs.skew import SkewWatch
 
 _POLL_S = 0.05  # how long new records wait at most, while nothing else is to be done
+_FENCE_CHECK_S = 1.0  # how long an idle run stays that another one has replaced
 
 
 class LocalEngine:
@@ -80,6 +81,7 @@ class _LocalLoop:
     plans: PlanLog
     _deadline: float | None = field(init=False)
     _interrupts: Interrupts = field(default_factory=Interrupts)
+    _next_fence_check: float = 0.0
 
     def __post_init__(self) -> None:
         timeout_s = self.begun.options.timeout_s
@@ -124,7 +126,7 @@ class _LocalLoop:
             if end is None and self.begun.options.until == "caught-up":
                 return self._why_ended() or "caught-up"  # a request to stop ends the plans, too
             if end is None:
-                time.sleep(_POLL_S)
+                self._wait()
                 continue
             self._run_batch(batch_id, offset, end)
             batch_id, offset = batch_id + 1, end
@@ -151,6 +153,17 @@ class _LocalLoop:
         # A run that was replaced while it was paused leaves no plan behind: Spark fails where it finds one.
         self.begun.committer.check_not_fenced()
         return self.plans.add(batch_id, end)
+
+    def _wait(self) -> None:
+        """Wait for records a moment.
+
+        Raises:
+            FencedError: a newer run has begun. A run that commits nothing learns it only by asking.
+        """
+        if time.monotonic() >= self._next_fence_check:
+            self.begun.committer.check_not_fenced()
+            self._next_fence_check = time.monotonic() + _FENCE_CHECK_S
+        time.sleep(_POLL_S)
 
     def _run_batch(self, batch_id: int, start: dict[str, Any], end: dict[str, Any]) -> None:
         def read() -> Sequence[FrameRow]:

@@ -202,8 +202,10 @@ def _to_millstream_error(error: Exception) -> MillstreamError:
     What is neither busy nor full nor forbidden is damage: our statements are right, so a missing table or
     column, or invalid text, was caused by another program, or by the disk.
     """
-    primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-    if primary == sqlite3.SQLITE_FULL:
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+    primary = code & 0xFF
+    # The memory that SQLite's processes share is a file, too: without room for it SQLite speaks of an I/O error.
+    if primary == sqlite3.SQLITE_FULL or code == sqlite3.SQLITE_IOERR_SHMSIZE:
         return DiskFullError(
             f"{CONTROL_NAME} could not be written: {error}; nothing has changed. Make room on "
             "the disk, then try again"

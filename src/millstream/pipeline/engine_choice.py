@@ -14,6 +14,7 @@ EngineName = Literal["spark", "local"]
 ENGINES = get_args(EngineName)
 ENGINE_VARIABLE = "MILLSTREAM_ENGINE"
 _OPTION = "--engine"
+_WAY_OUT = ' If the option is one of the program\'s own, say app.run(engine="spark"): then the command line is not asked.'
 
 
 def choose_engine(given: EngineName | None) -> EngineName:
@@ -26,7 +27,7 @@ def choose_engine(given: EngineName | None) -> EngineName:
         return choose("run's engine", given, ENGINES)
     told = _option_of(sys.argv[1:])
     if told is not None:
-        return choose(f"{_OPTION} of {Path(sys.argv[0]).name}", told, ENGINES)
+        return choose(f"{_OPTION} of {Path(sys.argv[0]).name}", told, ENGINES, _WAY_OUT)
     return choose(ENGINE_VARIABLE, os.environ.get(ENGINE_VARIABLE) or "spark", ENGINES)
 
 

@@ -14,9 +14,16 @@ import polars as pl
 import pytest
 
 import millstream as ms
+from millstream.engine.disk_room import translate_full_disk
 from millstream.engine.plan_log import PlanLog
 from millstream.engine.source.offsets import SourceOffset
-from millstream.errors import ConfigError, CorruptionError, FencedError, UserCodeError
+from millstream.errors import (
+    ConfigError,
+    CorruptionError,
+    DiskFullError,
+    FencedError,
+    UserCodeError,
+)
 from millstream.pipeline.engine_choice import choose_engine
 from millstream.views.runs.control_files import active_runs, stop_request_file
 from millstream.views.state_store.sqlite_store import SqliteStateStore
@@ -177,6 +184,19 @@ def test_a_run_that_was_replaced_leaves_no_plan_behind(tmp_path):
     assert rows(tmp_path) == expected(30)
 
 
+def test_an_idle_run_learns_that_it_was_replaced(tmp_path):
+    send(tmp_path, 0, 30)
+    app = declare(tmp_path)
+
+    def replace_run(progress):
+        if not any(progress.lag.values()):  # nothing comes after it
+            with SqliteStateStore(app.folder / "views.db") as store:
+                store.begin_run("counts", "main", store.checkpoint_id("counts", "main"))
+
+    with pytest.raises(FencedError):
+        run(app, until="stopped", on_progress=replace_run, timeout="5m")
+
+
 def test_an_error_of_the_users_code_stops_it_with_nothing_of_the_batch(tmp_path):
     send(tmp_path, 0, 10)
     app = ms.App("failing", log=tmp_path, on_error="stop")
@@ -209,8 +229,11 @@ def test_the_engine_is_what_the_program_says_then_its_command_line_then_the_envi
     assert choose_engine(None) == "spark"
     assert choose_engine("local") == "local"
     monkeypatch.setattr(sys, "argv", ["app.py", "--engine=lokal"])
-    with pytest.raises(ConfigError, match=r"--engine of app.py is 'lokal'.*Did you mean 'local'"):
+    with pytest.raises(
+        ConfigError, match=r"--engine of app.py is 'lokal'.*Did you mean 'local'.*app\.run\(engine="
+    ):
         choose_engine(None)
+    assert choose_engine("spark") == "spark"
     monkeypatch.setattr(sys, "argv", ["app.py", "--engine"])
     with pytest.raises(ConfigError, match='Choose "spark" or "local"'):
         choose_engine(None)
@@ -252,3 +275,17 @@ def test_it_needs_neither_pyspark_nor_java(tmp_path):
     on_spark = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
     assert on_spark.returncode != 0
     assert 'engine="local"' in on_spark.stderr
+
+
+def test_a_full_disk_is_told_in_a_sentence_and_other_errors_of_files_stay_as_they_are(tmp_path):
+    with (
+        pytest.raises(
+            DiskFullError,
+            match=r"/dev/full could not be written.*Make room on the disk, then run again",
+        ),
+        translate_full_disk(Path("/dev/full")),
+        Path("/dev/full").open("wb", buffering=0) as full,
+    ):
+        full.write(b"x")
+    with pytest.raises(FileNotFoundError), translate_full_disk(tmp_path):
+        (tmp_path / "gone").read_bytes()

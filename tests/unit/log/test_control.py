@@ -92,6 +92,7 @@ def test_no_damage_gives_an_error_that_is_not_ours(
     ("code", "kind"),
     [
         (sqlite3.SQLITE_FULL, DiskFullError),
+        (sqlite3.SQLITE_IOERR_SHMSIZE, DiskFullError),
         (sqlite3.SQLITE_BUSY, RetriableError),
         (sqlite3.SQLITE_BUSY_SNAPSHOT, RetriableError),
         (sqlite3.SQLITE_READONLY, ConfigError),
