@@ -224,6 +224,35 @@ def test_one_request_that_fails_leaves_the_answers_to_those_beside_it(tmp_path):
     assert "on the way to 'coded', fails on a row of the answer" in letter["reason"].item()
 
 
+def test_requests_for_a_null_and_for_what_has_no_key_are_answered(tmp_path):
+    app = ms.App("nulls", log=tmp_path)
+    people = app.topic("people", {"id": int, "user": str | None}, key="id").stream()
+    people.group_by("user", name="totals").agg(n=ms.count()).view("of_users")
+    people.top(1, by="id", rank="rank").view("last", key="rank")
+    requests = app.topic("requests", {"id": int, "user": str | None}).stream()
+    requests.answer("totals", id="id", to="totals-answers", deadline="5 minutes")
+    requests.answer("last", id="id", to="last-answers", deadline="5 minutes")
+    users = [None, "ann", "nobody", None]
+    inputs = {
+        "people": [{"id": 1, "user": None}, {"id": 2, "user": "ann"}, {"id": 3, "user": None}],
+        "requests": [{"id": number, "user": user} for number, user in enumerate(users)],
+    }
+    result = testing.run(app, inputs, partitions=1, batches=3, crash=1)
+    for topic in ("totals-answers", "last-answers"):
+        records = [json.loads(value) for value in result.topic(topic)["value"]]
+        assert sorted(one["request"] for one in records) == [0, 1, 2, 3]
+        for one in records:
+            read = one["position"].get("people", {}).get("0", 0)
+            seen = list(inputs["people"][:read])
+            if topic == "last-answers":
+                expected = [{**seen[-1], "rank": 1}] if seen else []
+            else:
+                own = [row for row in seen if row["user"] == users[one["request"]]]
+                expected = [{"user": users[one["request"]], "n": len(own)}] if own else []
+            assert one["answer"] == expected
+    assert result.dead.is_empty()
+
+
 def test_an_app_that_stops_on_errors_stops_at_a_request_without_an_answer(tmp_path):
     app = ms.App("stopping", log=tmp_path, on_error="stop")
     people = app.topic("people", {"user": str}, key="user").stream()
