@@ -27,6 +27,7 @@ JAVA_MAJOR_MIN = 17
 UV_WANTED = "uv>=0.13,<0.14"
 UV_VERSION_MIN = (0, 9)  # older ones on the PATH are passed over: they cannot build this project
 PUBLIC_INDEXES = ("https://pypi.org/simple", "https://pypi.python.org/simple")
+PACKED_SITE = ROOT / "src" / "millstream" / "site.zip"
 CLEANED = (
     ".venv .dev .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist"
 )
@@ -45,8 +46,10 @@ UV_NAMES = {
 DEMO = "--extra spark --extra ui"
 TEST = f"{DEMO} --extra kafka --extra s3 --group clients --group test"
 TARGETS = "--extra redis --extra tantivy --extra iceberg --extra delta"
+DOCS = "--group docs"
 ALL = (
-    f"{TEST} --extra postgres --extra mysql --extra mongodb {TARGETS} --group browser --group check"
+    f"{TEST} --extra postgres --extra mysql --extra mongodb {TARGETS} "
+    f"--group browser --group check {DOCS}"
 )
 # Each with what it needs, what Python then runs, and what `help` says of it.
 COMMANDS = {
@@ -56,6 +59,11 @@ COMMANDS = {
     "check": (ALL, "tools/check.py", "Check style, types, layers, house rules, snippets"),
     "test-all": (ALL, "tools/run_tests.py test-all", "Run every test, and some on other versions"),
     "test-long": (ALL, "tools/run_tests.py test-long", "Run every lane, images, YARN, Kubernetes"),
+    "docs": (
+        DOCS,
+        "tools/build_docs.py",
+        "Build the site of the documentation, and pack it for the wheel",
+    ),
     "bench": (TEST, "tools/bench.py", "Run the programs in benchmarks/, or those named"),
     "uv": ("", "", "Run uv, with the network settings of pip"),
     "clean": ("", "", "Remove the environment, the installer and every cache in this folder"),
@@ -271,6 +279,8 @@ def perform(name: str, arguments: Sequence[str]) -> None:
         install([find_uv(), *arguments], uv_env(pip_settings()))
     for folder in CLEANED.split() if name == "clean" else ():
         shutil.rmtree(ROOT / folder, ignore_errors=True)
+    if name == "clean":
+        PACKED_SITE.unlink(missing_ok=True)
     if name == "help":
         print("make COMMAND, or python3 dev.py COMMAND [arguments]\n")
         print("\n".join(f"  {name:9} {summary}" for name, (*_, summary) in COMMANDS.items()))

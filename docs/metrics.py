@@ -14,7 +14,7 @@ def table() -> str:
     """Return the table of all metrics, in Markdown, by what serves them."""
     lines = []
     for source, servers in SERVED_BY.items():
-        lines += [f"### {source.capitalize()}: {servers}", ""]
+        lines += [f"## {source.capitalize()}: {servers}", ""]
         lines += ["| Metric | Kind | Labels | Meaning |", "|---|---|---|---|"]
         for metric in METRICS.values():
             if metric.source == source:

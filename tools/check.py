@@ -1,4 +1,4 @@
-"""`make check`: style, format, types, layers, container files, manifests, house rules, the documents' snippets."""
+"""`make check`: style, format, types, layers, container files, manifests, the site, house rules, the documents' snippets."""
 
 import sys
 from pathlib import Path
@@ -19,6 +19,7 @@ CHECKS = {
     "Dockerfile": ["hadolint", "Dockerfile"],
     "compose file": ["check-jsonschema", *COMPOSE_FILE],
     "manifests": ["kubernetes-validate", "--quiet", "--strict", "-k", "1.34", *MANIFESTS],
+    "site": [sys.executable, "tools/build_docs.py", "--check"],
     "house rules and snippets": [sys.executable, "-m", "pytest", "-q", *HOUSE_RULES, *SIDE_BY_SIDE],
 }
 

@@ -213,6 +213,20 @@ INTERVALS = [
     ),
 ]
 
+# ── H1 again: all pairs of Kafka's 23 inputs ────────────────────────────────────────────────────
+
+
+def within_ten_seconds():
+    """Return a case of its stream-stream joins, with seconds for milliseconds. Rows without a value are in no pair."""
+    rows = [given.values for given in kafka_inputs() if given.values.id is not None]
+    pairs = [f"{left}+{right}" for left in "ABCDEF" for right in "abcdef"]
+    joins = [(how, pairs, {}) for how in ("inner", "left", "right", "full")]
+    within = ("-10000 seconds", "10000 seconds")
+    return interval(
+        "H1", "Kafka's inputs, all pairs", rows, within, *joins, delay=HOUR, spread=True
+    )
+
+
 # ── I: what the table says now ──────────────────────────────────────────────────────────────────
 
 KAFKA = "L∅1 R∅2 LA3 Ra4 LB5 Rb6 L∅7 R∅8 LC9 Rc10 R∅11 L∅12 R∅13 Rd7 LD6 L∅2 R∅3 Re14 LE15 L∅10 R∅9 LF4 Rf3"
@@ -524,4 +538,4 @@ DUCKDB = [
     ),
 ]  # fmt: skip
 
-CASES = [*INTERVALS, *LOOKUPS, *AS_OF, RISINGWAVE, *DUCKDB]
+CASES = [*INTERVALS, within_ten_seconds(), *LOOKUPS, *AS_OF, RISINGWAVE, *DUCKDB]

@@ -57,6 +57,7 @@ COMMANDS = {
     "sourcing": "Check what is kept beside the events of an event store.",
     "bloom": "Show how many events Bloom filters lose, for a memory, a rate and a horizon.",
     "executor": "Become an executor of Spark's, in a pod that Spark on Kubernetes has created.",
+    "docs": "Serve the documentation of this version, with its search, from the package itself.",
     "doctor": "Check that this machine has what Millstream needs.",
 }
 EXIT_FAILED = 1

@@ -174,7 +174,8 @@ class EventCollection(PatternCollection):
         ``emit("final")``.
 
         Of versions or quotes of one time that counts which is later in the log. The state holds the rows that wait,
-        and of each key the newest version that they may need, and those after it. Unless late ones are dropped, a
+        and of each key the newest version that they may need, and those after it. So it grows with the keys, unless
+        ``tolerance``, or a ``ttl`` of the table, says how old a version may be. Unless late ones are dropped, a
         deleted key stays in it with the time of its deletion, as an older version may come after it. With
         ``"correct"`` it also has the rows that came out, for as long as they may be corrected, and windows
         below the join wait for that long. Then key a view by what identifies a row of this stream.
@@ -229,8 +230,9 @@ class EventCollection(PatternCollection):
         too, until the watermark has passed them by the lateness of their stream; changes that come later are
         counted as late, and left out.
 
-        The state holds the rows of the table. Of a :meth:`static table <millstream.App.static_table>` itself there is no
-        state: the rows go to where the stream is read, and each row is looked up there, whatever its time.
+        The state holds the rows of the table; only deletions, or its ``ttl``, bound it. Of a
+        :meth:`static table <millstream.App.static_table>` itself there is no state: the rows go to where the stream is
+        read, and each row is looked up there, whatever its time.
 
         Raises:
             ConfigError: a column is not there, or two that are compared differ in type; ``on`` lacks a part

@@ -84,7 +84,8 @@ class Table(Collection):
             name: The step's name.
 
         The result has the columns of this table, then those of the other but for its ``on``. Equal rows
-        stay several rows. Its state holds the rows of both tables, as long as they are in them.
+        stay several rows. Its state holds the rows of both tables, as long as they are in them. So it grows with
+        them, and only what takes their rows out bounds it: deletions, or a ``ttl`` where the table is made.
 
         Raises:
             ConfigError: a column is not there, or two that are compared differ in type.

@@ -279,7 +279,7 @@ class SessionPanes:
     def _emitted(self, firing: pl.DataFrame, results: pl.DataFrame) -> pl.DataFrame:
         """Put new rows after those that they retract."""
         if not self.retracts:
-            return results.with_columns(self._added()) if self.emission.marks_replaced else results
+            return self._added(results) if self.emission.mode == "retract" else results
         numbered = firing.select(
             pl.int_range(pl.len()).alias(_AT), *self.aggregation.by, EMITTED_ROWS
         )
@@ -308,9 +308,12 @@ class SessionPanes:
         marked = ordered.join(new, on=[*same, DIFF], how="left", maintain_order="left")
         return marked[own].hstack([marked[REPLACED].fill_null(value=False)])
 
-    def _added(self) -> list[pl.Expr]:
-        """Return what says that rows are added, where none takes another back."""
-        return [pl.lit(1, pl.Int8).alias(DIFF), pl.lit(value=False).alias(REPLACED)]
+    def _added(self, results: pl.DataFrame) -> pl.DataFrame:
+        """Say of rows that they are added, where none takes another back."""
+        added = results.with_columns(pl.lit(1, pl.Int8).alias(DIFF))
+        if not self.emission.marks_replaced:
+            return added
+        return added.with_columns(pl.lit(value=False).alias(REPLACED))
 
     def result_rows(self, sessions: pl.DataFrame, now: pl.Expr) -> pl.DataFrame:
         """Turn sessions into result rows, whose time is their last microsecond."""

@@ -19,7 +19,7 @@ rows count it.
 Which panes there are, and which of them had fired before, follows from the events that are held, each with its
 number in the order of arrival and the running time at which it was read. So nothing is kept of what was
 emitted but the numbers of panes, if rows name them. Their values are summed up by
-:class:`~millstream.kernels.windows.pane_values.PaneValues`, as those of all other windows.
+:class:`~millstream.kernels.windows.pane_values.PaneValues`, as those of windows of fixed spans and of count windows.
 """
 
 from __future__ import annotations

@@ -355,6 +355,23 @@ def test_what_count_windows_emit_once_is_in_time_for_the_windows_behind_them(tri
     assert out["out"]["total"].sum() >= 2
 
 
+@pytest.mark.parametrize("mode", ["update", "retract"])
+@pytest.mark.parametrize("kind", ["session", "tumbling"])
+def test_what_fires_once_comes_with_the_signs_of_its_mode(kind, mode):
+    window = ms.session("2 seconds") if kind == "session" else ms.tumbling("10 seconds")
+    app = ms.App("signs", log="unused")
+    stream = app.topic("events", Event, key="key").stream(time="at")
+    first = stream.window(window, by="key").emit(mode, early=ms.once(ms.after_count(2)))
+    rows = first.agg(n=ms.count())
+    rows.to("rows", partitions=1)
+    above = rows.window(ms.tumbling("1 day"), by="key").emit("update")
+    above.agg(total=ms.sum("n"), most=ms.max("n")).view("out")
+    given_rows = [event(1, "a"), event(2, "a"), event(3, "a")]
+    out = testing.run(app, {"events": given_rows}, partitions=1)
+    assert out["out"].select("total", "most").rows() == [(2, 2)]
+    assert ("_diff" in out.topic("rows").columns) == (mode == "retract")
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_trigger_that_is_not_repeated_closes_its_window(rows_given, seed):
     # semantics.md, E15 (Beam): AfterCount(2), events 1, 2, 3 in a window: one pane {1, 2}; 3 is dropped.
