@@ -4,7 +4,9 @@ The job is a group for each key and a window of the keys, run in a process of it
 commits as a job's. Clients are processes; each has the program and asks in a closed loop, or asks one server over HTTP. The
 latency is the client's. Each figure is taken ``--repeat`` times: the median, and the least and most.
 
-    python benchmarks/ask.py [--keys 1000000] [--seconds 10] [--repeat 3]
+Then requests of a topic, in one batch: of the group, and of a function that reads it, beside a job that passes them on.
+
+    python benchmarks/ask.py [--keys 1000000] [--seconds 10] [--repeat 3] [--requests 20000]
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import millstream as ms
 from millstream.engine.local_run import LocalRun
 
 FIRST = datetime(2026, 1, 1, tzinfo=UTC)
-TOPIC, ROWS_PER_BATCH = "events", 20_000
+TOPIC, REQUESTS, ROWS_PER_BATCH = "events", "requests", 20_000
 
 
 @dataclass
@@ -36,11 +38,23 @@ class Event:
     at: datetime
 
 
-def declare(folder: Path) -> ms.App:
+def declare(folder: Path, asked: str | None = None) -> ms.App:
+    """Declare the app; with requests for something, or for "nothing": then they are passed on."""
     app = ms.App("asked", log=folder)
     events = app.topic(TOPIC, Event).stream(time="at")
     events.group_by("key").agg(n=ms.count()).view("totals")
     events.window(ms.tumbling("1 day"), by="key").agg(n=ms.count()).view("days")
+
+    @app.question("function")
+    def function(state: ms.StateReader, key: int) -> int:
+        return int(state.rows("totals", key=key)["n"].sum())
+
+    if asked is not None:
+        requests = app.topic(REQUESTS, {"id": int, "key": int}, key="id").stream()
+        if asked == "nothing":
+            requests.to("answers", key="id")
+        else:
+            requests.answer(asked, id="id", to="answers", deadline="1 minute")
     return app
 
 
@@ -54,8 +68,8 @@ def send(folder: Path, keys: np.ndarray, first: int) -> None:
             producer.send_many(TOPIC, values=values.to_arrow()).result()
 
 
-def process_all(folder: Path, rows_per_batch: int) -> None:
-    app = declare(folder)
+def process_all(folder: Path, rows_per_batch: int, asked: str | None = None) -> None:
+    app = declare(folder, asked)
     LocalRun(app.plan(), folder, app.folder, app.state_store, rows_per_batch=rows_per_batch).run()
 
 
@@ -123,11 +137,42 @@ def measure(load: Load, clients: int) -> list[tuple[float, ...]]:
     return slices
 
 
+def measure_requests(keys: np.ndarray, asked: str, count: int, repeat: int) -> list[float]:
+    """Return the CPU of a job per request in milliseconds, of each batch of so many."""
+    dice, found = np.random.default_rng(2), []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for part in np.array_split(keys, max(1, len(keys) // 200_000)):
+            send(folder, part, 0)
+        with ms.connect(folder) as log:
+            log.create_topic(REQUESTS)
+        process_all(folder, 200_000, asked)
+        for _ in range(repeat):
+            with ms.connect(folder) as log, log.producer() as producer:
+                for number, key in enumerate(dice.integers(0, len(keys), count).tolist()):
+                    producer.send(REQUESTS, {"id": number, "key": key})
+            began = time.process_time()
+            process_all(folder, count, asked)
+            found.append((time.process_time() - began) * 1000 / count)
+        with ms.connect(folder) as log:
+            ends = [end for _, end in log.offsets("answers")]
+        assert sum(ends) >= repeat * count, "each has an answer"
+    return found
+
+
+def show_requests(keys: np.ndarray, count: int, repeat: int) -> None:
+    print(f"{count:,} requests of a topic in a batch: CPU ms/request of the whole job")
+    for asked in ("nothing", "totals", "function"):
+        found = measure_requests(keys, asked, count, repeat)
+        print(f"{asked:<9} {statistics.median(found):.4f} ({min(found):.4f}-{max(found):.4f})")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=20_000)
     options = parser.parse_args()
     multiprocessing.set_start_method("spawn")
     with tempfile.TemporaryDirectory() as name:
@@ -171,6 +216,7 @@ def main() -> None:
                     print(
                         f"the job has committed {batches.value} batches of {ROWS_PER_BATCH:,} meanwhile"
                     )
+        show_requests(keys, options.requests, options.repeat)
         print(f"load {os.getloadavg()[0]:.1f}")
 
 

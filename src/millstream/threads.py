@@ -7,6 +7,7 @@ threads of the program may go on for hours, and send records.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -45,13 +46,15 @@ class Threads:
             self._changed.notify()
         return future
 
-    def close(self) -> None:
-        """Return when all submitted calls are done, and the threads have ended."""
+    def close(self, *, wait_s: float | None = None) -> bool:
+        """Return when all submitted calls are done, and the threads have ended; or, after a time, False."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        ends = None if wait_s is None else time.monotonic() + wait_s
         for thread in self._threads:
-            thread.join()
+            thread.join(None if ends is None else max(0.0, ends - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _start(self) -> None:
         number = len(self._threads)

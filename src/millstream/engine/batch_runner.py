@@ -23,6 +23,7 @@ from millstream.views.commit.batch_history import PhaseTimer, batch_record
 from millstream.views.commit.committer import BatchCommitter, BatchResult, collect_results
 from millstream.views.commit.time_status import time_status
 from millstream.views.position import merge_positions
+from millstream.views.questions.requests import RequestAnswers
 from millstream.views.runs.batch_figures import BatchFigures
 from millstream.views.runs.batch_spans import emit_batch_spans
 from millstream.views.runs.dead_letter_share import DeadLetterShare
@@ -107,6 +108,7 @@ class BatchRunner:
     timer: PhaseTimer = field(default_factory=PhaseTimer)
     error: BaseException | None = None
     _mapped: MappedFrames = field(init=False)
+    _answers: RequestAnswers = field(init=False)
     _ended: float = field(default_factory=time.monotonic)
     _arrived_ms: dict[str, int] = field(default_factory=dict)  # topic/partition → last record read
     _time: dict[str, Any] | None = None  # the part of the last status about time
@@ -115,6 +117,7 @@ class BatchRunner:
 
     def __post_init__(self) -> None:
         self._mapped = MappedFrames(self.frame_files)
+        self._answers = RequestAnswers(self.plan)
 
     def run(self, batch_id: int, read: Callable[[], Sequence[FrameRow]]) -> None:
         """Run a batch whose rows ``read`` returns, and commit it, unless it is committed."""
@@ -171,7 +174,7 @@ class BatchRunner:
                 left, staged = self.outputs.stage(batch_id, given)
         with self.timer.phase("collect"):
             rows = self._fetch(left)
-            result = collect_results(self.plan, rows, staged)
+            result = self._result_of(batch_id, rows, staged)
         progress = self._progress(result, batch_id)
         status = self._status(result, progress)
         record = batch_record(progress, result, self.timer, self.committer.run, self.rows_max)
@@ -184,7 +187,7 @@ class BatchRunner:
             try:
                 commit(result)
             except StagedRowsLostError:  # sinks that have the batch find their fences
-                result = collect_results(self.plan, self._fetch(given))
+                result = self._result_of(batch_id, self._fetch(given), {})
                 commit(result)
         if self.stages is not None:
             self.stages.on_commit()
@@ -200,6 +203,16 @@ class BatchRunner:
         _log.info("batch %d is committed: read %d, late %d, dead %d", batch_id, *counts.values())
         if self.on_progress is not None:
             self.on_progress(progress)
+
+    def _result_of(
+        self, batch_id: int, rows: Sequence[FrameRow], staged: Mapping[str, StagedRows]
+    ) -> BatchResult:
+        """Return the result of a batch, with the answers to its requests."""
+        result = collect_results(self.plan, rows, staged)
+        if self.stages is not None:
+            state = self.stages.state_after_batch
+            self._answers.put(result, batch_id, self.committer.position, state)
+        return result
 
     def _status(self, result: BatchResult, progress: Progress) -> dict[str, Any]:
         """Return the status that a batch commits.

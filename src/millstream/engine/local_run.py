@@ -39,6 +39,7 @@ from millstream.views.commit.ledger import Position
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.commit.time_status import time_status
 from millstream.views.position import SOURCE_OFFSET
+from millstream.views.questions.requests import RequestAnswers
 from millstream.views.schema import JOB, Fence, ViewChange
 from millstream.views.store_location import StoreLocation
 
@@ -198,6 +199,8 @@ class LocalRun:
         start, end = planned
         given, state = stages.run(batch_id, rows)
         result = collect_results(self.plan, given)
+        answers = RequestAnswers(self.plan)
+        answers.put(result, batch_id, committer.position, stages.state_after_batch)
         at = datetime.now(UTC)
         before = committer.state_store.status(self.plan.app, JOB)
         watermark = result.watermark

@@ -34,6 +34,7 @@ EXTRA = "__extra"  # Boolean: a row besides the one that its record counts as, o
 WINDOW = "__window"  # Int64: label of the window, microseconds since 1970 UTC: see WindowAssigner
 ROWS = "__rows"  # Int64: how many events a partial aggregate stands for
 HASH = "__hash"  # UInt64: keyhash of the operator's key
+ANSWER = "__answer"  # String: the answer to a request, as JSON
 HIDDEN_PREFIX = "__"
 
 PORT_TIME = 0

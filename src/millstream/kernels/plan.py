@@ -244,12 +244,28 @@ SinkSpec = ViewSinkSpec | TopicSinkSpec | DatasetSinkSpec | ForeachSinkSpec
 
 
 @dataclass(frozen=True)
+class QuestionPlan:
+    """What the rows of an output ask: then they are requests, and the records that are written are their answers.
+
+    ``name`` is one of ``functions``, which are the app's questions, or else a step or view. ``id`` is the column that comes back
+    with the answer. ``stops``: a request that cannot be answered stops the job.
+    """
+
+    name: str
+    id: str
+    deadline_us: int
+    functions: Mapping[str, Callable[..., Any]] = field(repr=False, compare=False)
+    stops: bool = False
+
+
+@dataclass(frozen=True)
 class SinkPlan:
     """An output: its columns, and the sink of its rows.
 
     ``key`` names the columns by which rows replace one another in a view; other sinks have none.
     ``replaces``: a row replaces the one before it without a retraction. ``row_keys``: of a view that holds every row that
-    holds where it is declared, sets of columns of which each identifies one.
+    holds where it is declared, sets of columns of which each identifies one. ``question``: its rows are requests, which
+    the job answers; the schema is theirs.
     """
 
     name: str
@@ -259,6 +275,7 @@ class SinkPlan:
     spec: SinkSpec = ViewSinkSpec()
     replaces: bool = False
     row_keys: tuple[tuple[str, ...], ...] = ()
+    question: QuestionPlan | None = None
 
 
 @dataclass(frozen=True)
@@ -315,3 +332,8 @@ class JobPlan:
     def spark_steps(self) -> list[str]:
         """The names of what only Spark can compute: native steps, and streaming DataFrames."""
         return [one.name for one in self.natives] + [one.name for one in self.frames]
+
+    @property
+    def answering(self) -> list[SinkPlan]:
+        """The outputs whose rows are requests."""
+        return [sink for sink in self.sinks if sink.question is not None]

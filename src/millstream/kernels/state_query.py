@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import polars as pl
 
 from millstream.choices import did_you_mean
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, MillstreamError, UserCodeError
+from millstream.kernels.errors.user_code import FAILURES, error_reason
 from millstream.kernels.frames import HASH, visible
 from millstream.kernels.plan import ConsumerEdge, JobPlan, OperatorPlan, PlanEdge, StepEdge
 from millstream.kernels.queryable import KeyColumns, QueryableOperator, QueryKeys
@@ -58,11 +59,25 @@ class QueryTarget:
     def key_names(self) -> tuple[str, ...]:
         return tuple(name for name, _ in self.key)
 
-    def shown(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return rows of the step as they are asked for under the name."""
+    def shown(self, rows: pl.DataFrame, *hidden: str) -> pl.DataFrame:
+        """Return rows of the step as they are asked for under the name; of hidden columns, only these.
+
+        Raises:
+            UserCodeError: a step on the way to the view fails on a row.
+        """
         for step in self.steps:
-            rows = step.apply(rows).table
-        return rows[visible(rows.columns) if self.columns is None else list(self.columns)]
+            try:
+                rows = step.apply(rows).table
+            except MillstreamError:
+                raise
+            except FAILURES as error:
+                raise UserCodeError(
+                    f"{step.name!r}, on the way to {self.name!r}, fails on a row of the answer: {error_reason(error)}. Correct it, "
+                    f"or ask the step {self.kernel.name!r}.",
+                    step=step.name,
+                ) from error
+        names = visible(rows.columns) if self.columns is None else list(self.columns)
+        return rows[[*names, *hidden]]
 
 
 @dataclass(frozen=True)
@@ -153,33 +168,62 @@ def _read_otherwise(plan: JobPlan, views: Mapping[int, str]) -> set[str]:
 
 @dataclass(frozen=True)
 class StateQuery:
-    """Reads the state of one commit. ``manifests`` are those of the buckets that are read, or of all."""
+    """Reads the state of one commit. ``manifests`` are those of the buckets that are read, or of all.
+
+    What was opened stays open: the state of a step in a bucket is read from its manifest once.
+    """
 
     targets: QueryTargets
     manifests: Mapping[Bucket, bytes]
     run_store: RunStore
+    _messages: dict[Bucket, dict[str, Any]] = field(default_factory=dict, init=False, repr=False)
+    _states: dict[tuple[Bucket, str], OperatorState] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def rows(self, target: QueryTarget, keys: pl.DataFrame | None) -> pl.DataFrame:
         """Return the rows of some keys (a row each, in the columns of the target's key), or of all.
 
         Rows that are held in one bucket come together, in an order that depends on the state alone.
         """
+        return target.shown(self._held(target, keys))
+
+    def rows_of_each(self, target: QueryTarget, keys: pl.DataFrame) -> EachRows | None:
+        """Return the rows of many keys, which are looked up at once, and whose they are.
+
+        None if that does not show in the rows: then each key is to be asked alone.
+        """
+        names, seed = [*target.key_names], self.targets.plan.buckets.seed
+        keys = keys[names].hstack([pl.Series(HASH, hash_columns(keys, target.key_names, seed))])
+        numbered = keys.unique(maintain_order=True).with_row_index(_NUMBER)
+        rows = self._held(target, keys)
+        if any(rows.schema.get(name) != dtype for name, dtype in target.key):
+            return None
+        rows = rows.hstack([pl.Series(HASH, hash_columns(rows, target.key_names, seed))])
+        rows, asked = (_joined(one, numbered, [*names, HASH]) for one in (rows, keys))
+        if any(rows[name].null_count() for name in (*names, _NUMBER)):
+            return None  # of a join, rows without a partner have nulls there
+        rows = target.shown(rows, _NUMBER)
+        return EachRows(rows.drop(_NUMBER), rows[_NUMBER].to_list(), asked[_NUMBER].to_list())
+
+    def _held(self, target: QueryTarget, keys: pl.DataFrame | None) -> pl.DataFrame:
+        """Return the visible columns of the rows of some keys, or of all, as the step gives them."""
         if keys is None or not target.key:
             buckets = self.targets.plan.buckets.numbers
             parts = [self._current(target, (target.stage, bucket), None) for bucket in buckets]
         else:
             divided = divide_keys(self.targets.plan, target, keys)
             parts = [self._current(target, bucket, some) for bucket, some in divided.items()]
-        rows = (
-            pl.concat(parts)
-            if parts
-            else self._current(target, (target.stage, 0), _no_keys(target))
-        )
-        return target.shown(rows)
+        if not parts:
+            return self._current(target, (target.stage, 0), _no_keys(target))
+        return pl.concat(parts)
 
     def _current(self, target: QueryTarget, bucket: Bucket, keys: QueryKeys | None) -> pl.DataFrame:
-        message = self._message(target, bucket)
-        state = OperatorState.from_message(message, self.run_store)
+        message, key = self._message(target, bucket), target.operator.key
+        state = self._states.get((bucket, key))
+        if state is None:
+            state = OperatorState.from_message(message, self.run_store)
+            self._states[bucket, key] = state
         watermark_us = _NO_STATE if message is None else message["watermark"]
         rows = target.kernel.current_rows(state, keys, watermark_us)
         return rows[visible(rows.columns)]
@@ -188,7 +232,9 @@ class StateQuery:
         manifest = self.manifests.get(bucket)
         if manifest is None:
             return None
-        found: dict[str, Any] | None = json.loads(manifest).get(target.operator.key)
+        if bucket not in self._messages:
+            self._messages[bucket] = json.loads(manifest)
+        found: dict[str, Any] | None = self._messages[bucket].get(target.operator.key)
         if found is None or found["seed"] != self.targets.plan.buckets.seed:
             raise ConfigError(
                 f"The state of {self.targets.plan.app} is not of this program: it has no {target.kernel.name!r} as it is "
@@ -197,7 +243,20 @@ class StateQuery:
         return found
 
 
+class EachRows(NamedTuple):
+    """The rows of many keys: each row with the number of its key, and for each asked key its number."""
+
+    rows: pl.DataFrame
+    numbers: list[int]
+    asked: list[int]
+
+
+def _joined(rows: pl.DataFrame, numbered: pl.DataFrame, on: list[str]) -> pl.DataFrame:
+    return rows.join(numbered, on=on, how="left", nulls_equal=True, maintain_order="left")
+
+
 _NO_STATE = -(2**62)
+_NUMBER = "__number"
 
 
 def runs_of(manifests: Mapping[Bucket, bytes]) -> Iterator[Run]:

@@ -320,7 +320,7 @@ class Deployment:
             if output.name in self.rebuilt_views and output.spec == ViewSinkSpec():
                 found.append(output)
             elif steps & above:
-                found.append(replace(output, spec=ForeachSinkSpec(_discard)))
+                found.append(replace(output, spec=ForeachSinkSpec(_discard), question=None))
         return found
 
     def complete(

@@ -82,7 +82,7 @@ def _run(folder: Path, app: App, note: Mapping[str, Any], scratch: Path) -> dict
     with open_state_store(folder / "state" / STATE_STORE_FILE, readonly=True) as store:
         stored, manifests = store.program(app.name, JOB), store.state_manifests(app.name, JOB)
     assert stored is not None, "it is written with the manifests"
-    plan = plan_without_sinks(app, stored)
+    plan = plan_without_sinks(app, stored, answers=True)
     check_declared(note["end"], plan)
     now = StoredProgram.of(plan, stored.partitioning)
     run = LocalRun(plan, scratch, scratch, scratch / STATE_STORE_FILE)

@@ -101,10 +101,17 @@ def keep_put_in_place(
         )
 
 
-def plan_without_sinks(app: App, stored: StoredProgram) -> JobPlan:
-    """Return the plan of an app in which only views of the state store are written."""
+def plan_without_sinks(app: App, stored: StoredProgram, *, answers: bool = False) -> JobPlan:
+    """Return the plan of an app in which only views of the state store are written.
+
+    ``answers``: whether its requests are answered, though the answers go nowhere.
+    """
     outputs = [
-        output if output.spec == ViewSinkSpec() else replace(output, spec=ForeachSinkSpec(_discard))
+        output
+        if output.spec == ViewSinkSpec()
+        else replace(
+            output, spec=ForeachSinkSpec(_discard), question=output.question if answers else None
+        )
         for output in app.outputs
     ]
     return compile_plan(app.name, outputs, buckets_of_state(stored), app.on_error)

@@ -25,6 +25,7 @@ from millstream.pipeline.captured import CapturedTopic, captured_topic, declared
 from millstream.pipeline.checks import (
     at_least_one,
     check_places,
+    check_plan,
     check_time,
     checked_on_error,
     declared_at,
@@ -457,11 +458,7 @@ class App(QueryableApp):
             )
         buckets = buckets or Buckets(self.buckets)
         plan = compile_plan(self.name, self.outputs, buckets, self.on_error)
-        if not plan.sources and not plan.frames:
-            raise ConfigError(
-                f"The app {self.name!r} reads no topic, and a batch begins with records of one. Read one, or "
-                "write the static table where it is wanted without an app."
-            )
+        check_plan(plan)
         return plan
 
     def dashboard(self, *panels: Panel) -> None:

@@ -16,10 +16,12 @@ from millstream.durations import Duration, format_us, to_us
 from millstream.errors import ConfigError
 from millstream.kernels.errors.user_code import OnError
 from millstream.kernels.frames import HIDDEN_PREFIX
+from millstream.kernels.plan import JobPlan
 from millstream.kernels.steps import Filter, Select, Step, WithColumns
 from millstream.object_store.address import state_url
 from millstream.pipeline.expressions import names_given
 from millstream.pipeline.schema import ColumnTypes
+from millstream.views.questions.requests import check_requests
 
 _OURS = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 
@@ -224,3 +226,17 @@ def check_places(log: str | Path, state: str | Path | None, local: str | Path | 
             f"The log is {shown(log)}, and brokers keep no state and views. Say in which folder "
             f'they are to be: {what}="./data".'
         )
+
+
+def check_plan(plan: JobPlan) -> None:
+    """Make sure that a plan reads something, and that what its requests ask can be asked.
+
+    Raises:
+        ConfigError: it reads nothing, or a request cannot be answered.
+    """
+    if not plan.sources and not plan.frames:
+        raise ConfigError(
+            f"The app {plan.app!r} reads no topic, and a batch begins with records of one. Read one, or "
+            "write the static table where it is wanted without an app."
+        )
+    check_requests(plan)

@@ -118,7 +118,16 @@ class _Compiler:
                 StagePlan(tuple(self._operators(depth)), self._topics) for depth in range(stages)
             ),
             sinks=tuple(
-                SinkPlan(o.name, self.ports[o][0], o.key, o.schema, o.spec, o.replaces, o.row_keys)
+                SinkPlan(
+                    o.name,
+                    self.ports[o][0],
+                    o.key,
+                    o.schema,
+                    o.spec,
+                    o.replaces,
+                    o.row_keys,
+                    o.question,
+                )
                 for o in self.outputs
             ),
             buckets=self.buckets,
@@ -321,7 +330,10 @@ class _Compiler:
             passed_on: list[GraphNode] = [consumer] if kernel.transparent else []
             passed_on += self._late_nodes(consumer)
             return kernel.ordered or any(map(self._ordered_below, passed_on))
-        return isinstance(consumer, Output) and self._comes_divided(consumer.parent)
+        # A request that cannot be answered becomes a dead letter, which names its place.
+        return isinstance(consumer, Output) and (
+            consumer.question is not None or self._comes_divided(consumer.parent)
+        )
 
     def _comes_divided(self, node: GraphNode) -> bool:
         """Return whether a node's rows come by several paths or from several buckets, so not in order."""

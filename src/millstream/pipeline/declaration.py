@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from millstream.client.default_log import default_log
 from millstream.errors import ConfigError
@@ -32,6 +33,7 @@ class AppDeclaration(ABC):
     store: str | None = field(default=None, repr=False, kw_only=True)  # it may, too
     outputs: list[Output] = field(default_factory=list, init=False)
     partitions: dict[str, int] = field(default_factory=dict, init=False, repr=False)  # by topic
+    questions: dict[str, Callable[..., Any]] = field(default_factory=dict, init=False, repr=False)
     names: StepNames = field(default_factory=StepNames, init=False, repr=False)
 
     def add_output(self, output: Output) -> None:

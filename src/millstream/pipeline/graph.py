@@ -15,7 +15,7 @@ from millstream.kernels.decode.formats import JSON, ValueFormat
 from millstream.kernels.errors.dead_letters import BadRecordPolicy
 from millstream.kernels.errors.user_code import UserCode
 from millstream.kernels.operator import Operator
-from millstream.kernels.plan import SinkSpec, ViewSinkSpec
+from millstream.kernels.plan import QuestionPlan, SinkSpec, ViewSinkSpec
 from millstream.kernels.steps import Step
 from millstream.kernels.tables.group_by import GroupBy
 from millstream.kernels.time.watermarks import WatermarkRule
@@ -154,7 +154,7 @@ class Output:
     """A named output: its ``spec`` is the sink; ``key`` is a view's.
 
     ``replaces``: they come from ``emit("update")``. ``step``: its name in the ledger, where a stream or step
-    has the output's name. ``row_keys``: see :class:`millstream.kernels.plan.SinkPlan`.
+    has the output's name. ``row_keys``, ``question``: see :class:`millstream.kernels.plan.SinkPlan`.
     """
 
     name: str
@@ -165,6 +165,7 @@ class Output:
     replaces: bool = False
     step: str = ""
     row_keys: tuple[tuple[str, ...], ...] = ()
+    question: QuestionPlan | None = None
 
 
 def placed_inputs(*nodes: GraphNode) -> set[bool]:

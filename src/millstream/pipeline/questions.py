@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from millstream.durations import Duration, to_us
+from millstream.durations import Duration
 from millstream.errors import ConfigError
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.state.keyhash import Buckets
@@ -29,7 +29,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class QueryableApp(AppDeclaration):
     """The part of an app that is about questions."""
 
-    questions: dict[str, Callable[..., Any]] = field(default_factory=dict, init=False, repr=False)
     _service: AnswerService | None = field(default=None, init=False, repr=False)
 
     @property
@@ -101,7 +100,7 @@ class QueryableApp(AppDeclaration):
                 :meth:`question`. Of an open window the answer is its value so far, which may not have been emitted yet.
             keys: Many keys: a frame with the columns of the key, a list of values if that is one column, or a list of
                 dicts. Of a question its arguments, as a dict.
-            deadline: How long the answer may take.
+            deadline: How long the answer may take, one hour at most.
             at_least: A position that it must reflect, such as ``{"clicks": {"0": 17}}``: topic → partition → offset of the
                 next record. It is waited for, so one can ask for what one has just written.
             key: One key, or many by column: ``ad=7``, ``ad=[7, 8]``. Of a question its arguments.
@@ -116,7 +115,7 @@ class QueryableApp(AppDeclaration):
 
             app.ask("per_minute", ad=7).rows
         """
-        ends = Deadline.of(to_us(deadline, what="ask's deadline") / 1e6)
+        ends = Deadline.given(deadline, "The deadline")
         return self._answers().ask(name, keys, key, deadline=ends, at_least=at_least)
 
     @contextmanager

@@ -105,6 +105,12 @@ class StreamShape:
         return names
 
     @property
+    def rows_stay(self) -> bool:
+        """Whether no row is ever taken back or replaced."""
+        signed = self.is_table and not self.append_only
+        return not (signed or self.takes_back or self.has_retractions or self.mode == "update")
+
+    @property
     def has_retractions(self) -> bool:
         """Whether rows may be taken back by rows with ``_diff`` -1."""
         return self.mode == "retract" and not self.append_only

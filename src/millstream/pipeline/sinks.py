@@ -11,12 +11,15 @@ from typing import get_args
 import polars as pl
 
 from millstream.choices import choose
+from millstream.durations import Duration
 from millstream.errors import ConfigError
 from millstream.kernels.column_types import check_key, view_kind
+from millstream.kernels.frames import ANSWER
 from millstream.kernels.plan import (
     Cleanup,
     DatasetSinkSpec,
     ForeachSinkSpec,
+    QuestionPlan,
     SinkSpec,
     TopicSinkSpec,
     ViewSinkSpec,
@@ -30,6 +33,7 @@ from millstream.pipeline.graph import GraphNode, Output
 from millstream.pipeline.shape import StreamShape
 from millstream.views.address import parse_store
 from millstream.views.postgres.view_table import check_key_columns, check_view_name
+from millstream.views.questions.deadline import deadline_us
 from millstream.views.retractions import DIFF_COLUMN
 from millstream.views.sinks.foreach import ForeachContext
 from millstream.views.store_location import is_database
@@ -239,6 +243,39 @@ class SinkBuilder:
         values = (spec.value,) if isinstance(spec.value, str) else spec.value
         columns = {*values, *([key] if key else [])}
         return self._output(self.app.names.unique(f"to({topic})"), spec, columns=columns)
+
+    def answers(
+        self, question: str, *, request: str, to: str, deadline: Duration, partitions: int | None
+    ) -> Output:
+        """Make a topic of answers; see :meth:`Stream.answer`."""
+        what = f"answer({question!r})"
+        require_text(question, "The question of answer()", "reach")
+        require_text(request, f"The id of {what}", "id")
+        if not self.shape.rows_stay:
+            raise ConfigError(
+                f"{what} takes requests, and some of these rows may be taken back or replaced. Give it rows that "
+                "stay: those of a topic, or of windows that emit once."
+            )
+        output = self.topic(to, key=request, value=None, partitions=partitions, cleanup="delete")
+        if self.shape.columns[request].is_float():
+            raise ConfigError(
+                f"{what} has the id {request!r}, a column of {self.shape.columns[request]}, of which two that look alike may differ. "
+                "Cast it to a whole number or to text."
+            )
+        assert isinstance(output.spec, TopicSinkSpec)
+        plan = QuestionPlan(
+            question,
+            request,
+            deadline_us(deadline, f"The deadline of {what}"),
+            self.app.questions,
+            stops=self.app.on_error == "stop",
+        )
+        return replace(
+            output,
+            name=self.app.names.unique(f"answer({question})"),
+            spec=replace(output.spec, value=ANSWER),
+            question=plan,
+        )
 
     def _value(self, value: str | Sequence[str] | None, what: str) -> str | tuple[str, ...]:
         columns = self.shape.columns

@@ -446,6 +446,37 @@ class Stream(EventCollection):
         )
         return self._below(node, shape)
 
+    def answer(
+        self,
+        question: str,
+        *,
+        id: str,  # noqa: A002 - what it is called everywhere
+        to: str,
+        deadline: Duration = "5 seconds",
+        partitions: int | None = None,
+    ) -> Stream:
+        """Take the rows as requests, and write the answer to each to a topic, effectively once: see docs/ask.md.
+
+        Each is answered in the batch that reads it, from the state after that batch.
+
+        Args:
+            question: One of :meth:`App.question`, whose parameters are columns of these names; or a step or view, by the
+                columns of its key.
+            id: The column that comes back in the answer, and is its record's key.
+            to: The topic of the answers, JSON objects of request, name, position, batch_id and answer.
+            deadline: How long a request may take. The batch waits as long, and for a function until it returns.
+            partitions: Of a topic that does not exist yet.
+
+        Raises:
+            ConfigError: a row of the stream may be taken back, or there is no such column.
+        Guarantees: each request has one answer, or is a dead letter that says why it has none.
+        """
+        return self._into(
+            self._sinks.answers(
+                question, request=id, to=to, deadline=deadline, partitions=partitions
+            )
+        )
+
     def to_spark(self) -> DataFrame:
         """Return the stream as a streaming Spark DataFrame, to be written with ``writeStream``.
 

@@ -32,6 +32,7 @@ from millstream.testing.inputs import InputRecord, Item, Tick, WatermarkAdvance
 from millstream.views.commit.committer import BatchCommitter, collect_results
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.commit.time_status import time_status
+from millstream.views.questions.requests import RequestAnswers, StateAfterBatch
 from millstream.views.store_location import StoreLocation, place_of
 
 _JOB = "main"
@@ -194,6 +195,8 @@ class KernelEngine:
 
     def _commit(self, committer: BatchCommitter, batch_id: int, rows: list[FrameRow]) -> None:
         result = collect_results(self.plan, rows)
+        answers = RequestAnswers(replace(self.plan, buckets=self.buckets))
+        answers.put(result, batch_id, committer.position, lambda: self._after(batch_id))
         watermark = result.watermark
         at = datetime.fromtimestamp(self.now_ms / 1000, UTC)
         known = committer.state_store.status(self.plan.app, _JOB)
@@ -209,6 +212,19 @@ class KernelEngine:
             **time_status(known, self.plan, result, batch_id, at),
         }
         committer.commit(batch_id, result, status)
+
+    def _after(self, batch_id: int) -> StateAfterBatch:
+        """Return the state after the batch that was run last."""
+        return StateAfterBatch(
+            {place: state.stored for place, state in self.states.items() if state.stored},
+            self._all_runs(),
+            lambda key: replace(self.journal, scope=(str(batch_id), "0", key)),
+        )
+
+    def _all_runs(self) -> MemoryRunStore:
+        """Return all runs that are held, for reading. No two have one name."""
+        stores = (store for state in self.states.values() for store in state.stores.values())
+        return MemoryRunStore({name: run for store in stores for name, run in store.tables.items()})
 
     def _batches(
         self, inputs: Mapping[str, Sequence[Item]], batches: int
@@ -293,7 +309,9 @@ class KernelEngine:
             place: MemoryBucketState(
                 manifest,
                 {
-                    key: MemoryRunStore(dict(found), 0, self._prefix(place[1]), keeps_all=True)
+                    key: MemoryRunStore(
+                        dict(found), 0, f"{self._prefix(place[1])}{key}/", keeps_all=True
+                    )
                     for (depth, key), found in tables.items()
                     if depth == place[0]
                 },

@@ -35,6 +35,7 @@ from millstream.kernels.state.operator_state import run_names
 from millstream.object_store.folder import FolderStore
 from millstream.object_store.place import StatePlace
 from millstream.object_store.store import ObjectStore, RequestCounts
+from millstream.views.questions.requests import StateAfterBatch
 
 # The largest input of a stage that runs in this process, where there are tasks. Kernels take about 5 ns a byte; a task: see above.
 DRIVER_BYTES_MAX = 8 << 20
@@ -227,6 +228,20 @@ class StageExecutor:
         if self._writes_journals:
             self._journals.remove(keep=self._next_batch_id)
 
+    def state_after_batch(self) -> StateAfterBatch:
+        """Return the state after the batch that was run last, before it is committed."""
+        assert self._next_batch_id is not None, "a batch was run"
+        files, journals, batch_id = (
+            RunFiles(self._store, self.number),
+            self._journals,
+            self._next_batch_id - 1,
+        )
+        return StateAfterBatch(
+            {**self.manifests, **self._new_manifests},
+            files,
+            lambda key: journals.journal(batch_id, key, 0),
+        )
+
     def close(self) -> None:
         """Wait a little for what is being removed from an object store."""
         self._store.close()
@@ -238,7 +253,8 @@ class StageExecutor:
     @cached_property
     def _writes_journals(self) -> bool:
         operators = (operator for stage in self.plan.stages for operator in stage.operators)
-        return any(isinstance(operator.kernel, Enrichment) for operator in operators)
+        asks = any(isinstance(operator.kernel, Enrichment) for operator in operators)
+        return asks or bool(self.plan.answering)
 
     def _run(self, depth: int, work: list[BucketInput], files: RunFiles) -> Iterable[BucketOutput]:
         runner = self._runners[depth]

@@ -74,8 +74,8 @@ class JournalFiles:
         except OSError as error:
             draft.unlink()
             raise EnvironmentProblem(
-                f"The file system of {self.folder} has no hard links ({error}), which enrich() needs: of two "
-                "attempts at a batch the answers of one count. Keep the app's folder on another one."
+                f"The file system of {self.folder} has no hard links ({error}), which enrich() and answer() need: of "
+                "two attempts at a batch the answers of one count. Keep the app's folder on another one."
             ) from error
         DISK.sync_folder(self.folder)  # step 3
         draft.unlink()  # step 4

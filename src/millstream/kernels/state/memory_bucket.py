@@ -12,7 +12,7 @@ from millstream.kernels.state.sorted_runs import MemoryRunStore
 class MemoryBucketState:
     """The state of one stage in one bucket, in memory, and the journals of the batch.
 
-    Names of new runs begin with ``prefix``.
+    Names of new runs begin with ``prefix`` and the operator's key, so no two operators have one.
     """
 
     stored: bytes | None = None
@@ -27,7 +27,7 @@ class MemoryBucketState:
         self.stored = manifest
 
     def runs(self, key: str) -> MemoryRunStore:
-        return self.stores.setdefault(key, MemoryRunStore(prefix=self.prefix))
+        return self.stores.setdefault(key, MemoryRunStore(prefix=f"{self.prefix}{key}/"))
 
     def journal(self, key: str) -> MemoryJournal:
         return replace(self.journals, scope=(*self.journals.scope, key))

@@ -74,9 +74,7 @@ def json_of(value: Any, question: str) -> str:
         UserCodeError: JSON cannot say it.
     """
     if isinstance(value, pl.DataFrame):
-        columns = tuple((name, view_kind(dtype)) for name, dtype in value.schema.items())
-        schema = ViewSchema(question, columns, ())
-        return f"[{', '.join(objects(in_kinds(value, schema), schema))}]"
+        return f"[{', '.join(row_texts(value, question))}]"
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
     except (TypeError, ValueError, RecursionError) as error:
@@ -85,6 +83,13 @@ def json_of(value: Any, question: str) -> str:
             "numbers, texts, lists, dicts of these, or a polars DataFrame.",
             step=question,
         ) from error
+
+
+def row_texts(rows: pl.DataFrame, question: str) -> list[str]:
+    """Return each row as the text of a JSON object, in the forms of docs/views.md."""
+    columns = tuple((name, view_kind(dtype)) for name, dtype in rows.schema.items())
+    schema = ViewSchema(question, columns, ())
+    return objects(in_kinds(rows, schema), schema)
 
 
 _PLAIN: Mapping[type | tuple[type, ...], Callable[[Any], Any]] = {

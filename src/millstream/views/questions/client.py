@@ -10,7 +10,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode, urlsplit
 from urllib.request import Request, urlopen
 
-from millstream.durations import Duration, to_us
+from millstream.durations import Duration
 from millstream.errors import (
     ConfigError,
     DeadlineError,
@@ -19,6 +19,7 @@ from millstream.errors import (
     UserCodeError,
 )
 from millstream.views.questions.answer import Answer, json_of
+from millstream.views.questions.deadline import Deadline
 
 _LISTING_S = 10.0
 _SPARE_S = 2.0  # for the way there and back
@@ -74,7 +75,7 @@ def ask(
         )
     if keys is not None and key:
         raise ConfigError("Keys are given twice: in one argument, and by name. Give them once.")
-    deadline_s = to_us(deadline, what="ask's deadline") / 1e6
+    deadline_s = Deadline.given(deadline, "The deadline").seconds
     params = {"deadline": f"{deadline_s:.6f} seconds"}
     if at_least is not None:
         params["at_least"] = json.dumps(at_least)

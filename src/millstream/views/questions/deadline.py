@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from millstream.errors import DeadlineError
+from millstream.durations import Duration, to_us
+from millstream.errors import ConfigError, DeadlineError
+
+_LONGEST = "1 hour"  # a question holds a thread, or a place among those that wait
 
 
 @dataclass(frozen=True)
@@ -14,6 +17,15 @@ class Deadline:
 
     seconds: float
     ends: float
+
+    @classmethod
+    def given(cls, duration: Duration, what: str) -> Deadline:
+        """Return the deadline that a caller gives, from now on; ``what`` names it in the error.
+
+        Raises:
+            ConfigError: it is no duration, or is longer than a question may take.
+        """
+        return cls.of(deadline_us(duration, what) / 1e6)
 
     @classmethod
     def of(cls, seconds: float) -> Deadline:
@@ -33,3 +45,17 @@ class Deadline:
             raise DeadlineError(
                 f"The question was not answered within {self.seconds:g} s: {doing}. Ask again, or give it longer (deadline=)."
             )
+
+
+def deadline_us(duration: Duration, what: str) -> int:
+    """Return how long a question may take, in microseconds.
+
+    Raises:
+        ConfigError: it is no duration, or too long.
+    """
+    given_us = to_us(duration, what=what)
+    if given_us > to_us(_LONGEST, what=what):
+        raise ConfigError(
+            f"{what} is {duration}, and may be {_LONGEST} at most. Give a shorter one."
+        )
+    return given_us

@@ -27,9 +27,13 @@ def key_rows(target: QueryTarget, given: GivenKeys) -> pl.DataFrame:
     names = target.key_names
     if {*columns} != {*names}:
         gives = ", ".join(columns) or "nothing"
+        part = (
+            f" The rows of a part of the key are for a question of the app's (app.question), which filters "
+            f"state.rows({target.name!r})."
+        )
         raise ConfigError(
             f"{target.name!r} is asked by {', '.join(names) or 'nothing'}, and the question gives {gives}. Give a value "
-            "for each of these columns, and no other."
+            f"for each of these columns, and no other.{part if {*columns} < {*names} else ''}"
         )
     made = [_typed(target, name, dtype, columns[name]) for name, dtype in target.key]
     height = max((len(column) for column in made), default=1)
@@ -79,9 +83,7 @@ def _typed(target: QueryTarget, name: str, dtype: pl.DataType, given: Any) -> pl
             read = [key_value(value, dtype) for value in values]
             column = pl.Series(name, read, strict=True) if read else pl.Series(name, [], dtype)
         if column.dtype != dtype:
-            if not _is_castable(column.dtype, dtype):
-                raise TypeError(f"they are of type {column.dtype}")  # noqa: TRY301 - said with the column
-            column = column.cast(dtype, strict=True)
+            column = _exactly(column, dtype)
     except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError, ConfigError) as error:
         shown = repr(values if len(values) > 1 else values[0])[:200] if len(values) else "nothing"
         raise ConfigError(
@@ -89,6 +91,23 @@ def _typed(target: QueryTarget, name: str, dtype: pl.DataType, given: Any) -> pl
             "value of that type."
         ) from error
     return column
+
+
+def _exactly(column: pl.Series, dtype: pl.DataType) -> pl.Series:
+    """Return values as those of another type, which they are.
+
+    Raises:
+        TypeError, ValueError: they are not, or would be rounded.
+    """
+    if not _is_castable(column.dtype, dtype):
+        raise TypeError(f"they are of type {column.dtype}")
+    made = column.cast(dtype, strict=True)
+    # A Float32 that Python has is a Float64, whose digits may be those of the Float32 alone.
+    if column.dtype != pl.Null and not column.dtype.is_float():
+        back = made.cast(column.dtype, strict=False)
+        if not back.eq_missing(column).all():
+            raise ValueError("it would be rounded")
+    return made
 
 
 def _listed(given: Any) -> list[Any]:

@@ -22,7 +22,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from millstream.durations import to_us
 from millstream.errors import (
     ConfigError,
     DeadlineError,
@@ -134,9 +133,7 @@ class _QuestionRoutes:
             raise ConfigError(
                 f"The parameter {min(unknown)!r} is none of deadline and at_least. Give the key in the body, as JSON."
             )
-        deadline = Deadline.of(
-            to_us(params.get("deadline", _DEADLINE_DEFAULT), what="deadline") / 1e6
-        )
+        deadline = Deadline.given(params.get("deadline", _DEADLINE_DEFAULT), "The deadline")
         at_least = _parsed(params["at_least"], "at_least") if "at_least" in params else None
         if at_least is not None and not isinstance(at_least, dict):
             raise ConfigError("at_least is no JSON object. Give topic → partition → offset.")

@@ -16,6 +16,7 @@ has not                                      the state is damaged: that is the e
 from __future__ import annotations
 
 import inspect
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as StillRunningError
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from millstream.choices import did_you_mean
 from millstream.errors import (
@@ -48,6 +49,7 @@ from millstream.views.position import is_reached
 from millstream.views.questions.answer import Answer
 from millstream.views.questions.deadline import Deadline
 from millstream.views.questions.key_rows import GivenKeys, key_rows
+from millstream.views.questions.position_waits import PositionNotReachedError, PositionWaits
 from millstream.views.questions.run_reader import QuestionRuns, RunReader
 from millstream.views.questions.state_reader import StateReader
 from millstream.views.runs.control_files import active_runs
@@ -63,12 +65,27 @@ from millstream.views.store_location import StoreLocation, open_state_store, sta
 
 Function = Callable[..., Any]
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 _THREADS = 8  # questions that are worked on at a time
 _WAITING_MAX = 256  # behind those
 GRACE_S = 0.1  # in which the thread itself says what it was waiting for
-_POLL_S = 0.02  # while a position is waited for
+_CLOSE_S = 5.0  # in which questions that are worked on may be answered
 _HOUSEKEEPING_S = 5.0
+
+
+@dataclass(frozen=True)
+class _Question(Generic[T]):
+    """A question on its way to its answer. It may be worked on several times, until its position is reached."""
+
+    answer: Callable[[], T]
+    deadline: Deadline
+    at_least: Mapping[str, Any] | None
+    future: Future[T] = field(default_factory=Future)
+
+    def is_wanted(self) -> bool:
+        """Return whether anybody waits for the answer, who from here on cannot cancel it."""
+        return self.future.running() or self.future.set_running_or_notify_cancel()
 
 
 @dataclass(frozen=True)
@@ -101,6 +118,12 @@ class AnswerService:
         default_factory=lambda: threading.BoundedSemaphore(_THREADS + _WAITING_MAX)
     )
     _kept_house: float = field(default_factory=time.monotonic)
+    _closed: bool = False
+    _working: int = 0
+    _waits: PositionWaits = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._waits = PositionWaits(lambda: self._state(()).position)
 
     def ask(
         self,
@@ -156,10 +179,18 @@ class AnswerService:
             function = self.questions[name]
             arguments = checked_arguments(name, function, keys, key)
             return self._run(
-                lambda: then(self._call(name, function, arguments, deadline, at_least))
+                _Question(
+                    lambda: then(self._call(name, function, arguments, deadline, at_least)),
+                    deadline,
+                    at_least,
+                )
             )
         given = key or keys
-        return self._run(lambda: then(self._look_up(name, given, deadline, at_least)))
+        return self._run(
+            _Question(
+                lambda: then(self._look_up(name, given, deadline, at_least)), deadline, at_least
+            )
+        )
 
     def listing(self) -> list[dict[str, Any]]:
         """Return what can be asked, and by what: steps and views with state by key, and the app's questions."""
@@ -177,8 +208,25 @@ class AnswerService:
         ]
 
     def close(self) -> None:
-        """End the threads, once they have answered, and release what is open."""
-        self._threads.close()
+        """Refuse what waits, end the threads, and release what is open.
+
+        Questions that are worked on get some seconds to be answered. A function that needs longer goes on in its thread;
+        what is open is released when it returns, or never.
+        """
+        with self._opening:
+            self._closed = True
+        self._waits.close()
+        if self._threads.close(wait_s=_CLOSE_S):
+            self._release()
+        else:
+            _log.warning(
+                "Questions to %s were closed, and a function that was asked has not returned within %d s. It goes on in its "
+                "thread.",
+                self.app,
+                _CLOSE_S,
+            )
+
+    def _release(self) -> None:
         with self._opening:
             if self._reader is not None:
                 self._reader.close()
@@ -188,14 +236,46 @@ class AnswerService:
 
     # ── in threads, with a deadline ─────────────────────────────────────────────────────────
 
-    def _run(self, answer: Callable[[], T]) -> Future[T]:
+    def _run(self, question: _Question[T]) -> Future[T]:
         if not self._places.acquire(blocking=False):
             raise RetriableError(
                 f"{_THREADS + _WAITING_MAX} questions to {self.app} are worked on or wait. Ask again later."
             )
-        future = self._threads.submit(answer)
-        future.add_done_callback(lambda _: self._places.release())
-        return future
+        question.future.add_done_callback(lambda _: self._places.release())
+        self._work_on(question)
+        return question.future
+
+    def _work_on(self, question: _Question[Any]) -> None:
+        try:
+            self._threads.submit(self._attempt, question)
+        except RuntimeError:  # they were closed meanwhile
+            self._attempt(question)
+
+    def _attempt(self, question: _Question[Any]) -> None:
+        """Answer a question, or have it wait for its position."""
+        with self._opening:
+            self._working += 1
+        try:
+            if question.is_wanted():
+                self._check_open()
+                question.future.set_result(question.answer())
+        except PositionNotReachedError:
+            assert question.at_least is not None, "it has one to reach"
+            self._waits.add(question.at_least, question.deadline, lambda: self._work_on(question))
+        except BaseException as error:  # noqa: BLE001 - the future raises it
+            question.future.set_exception(error)
+        finally:
+            with self._opening:
+                self._working -= 1
+                last = self._closed and not self._working
+            if last:
+                self._release()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RetriableError(
+                f"The questions to {self.app} were closed before this one was answered. Ask again."
+            )
 
     # ── the two kinds of questions ──────────────────────────────────────────────────────────
 
@@ -279,21 +359,25 @@ class AnswerService:
         deadline: Deadline,
         at_least: Mapping[str, Any] | None,
     ) -> tuple[QueryTargets, CommittedState]:
-        """Return the newest commit, with the manifests of some buckets, once it has reached a position."""
-        pause = threading.Event()
+        """Return the newest commit, with the manifests of some buckets, once it has reached a position.
+
+        Raises:
+            PositionNotReachedError: it has not.
+        """
         while True:
             known = self._program()
             state = self._state(wanted(known.targets))
             if state.program != known.stored:
                 self._known = None
-            elif at_least is None or is_reached(state.position, at_least):
+                continue
+            if at_least is None or is_reached(state.position, at_least):
                 return known.targets, state
-            else:
-                runs = "" if active_runs(self.folder) else ", and it does not run here"
-                deadline.check(
-                    f"{self.app} is at {state.position}{runs}, and {dict(at_least)} was asked for"
-                )
-                pause.wait(_POLL_S)
+            check_topics(at_least, known.targets.plan)
+            runs = "" if active_runs(self.folder) else ", and it does not run here"
+            deadline.check(
+                f"{self.app} is at {state.position}{runs}, and {dict(at_least)} was asked for"
+            )
+            raise PositionNotReachedError
 
     def _state(self, buckets: Sequence[Bucket] | None) -> CommittedState:
         state = self._opened.committed_state(self.app, JOB, buckets)
@@ -343,6 +427,7 @@ class AnswerService:
 
     @property
     def _opened(self) -> StateStore:
+        self._check_open()
         with self._opening:
             if self._store is None:
                 if not state_store_exists(self.location):
@@ -415,10 +500,16 @@ def call_question(
     except MillstreamError:
         raise
     except BaseException as error:  # sys.exit() ends the question, not the program that asks
+        if isinstance(error, KeyboardInterrupt) and _is_main_thread():
+            raise  # of whoever stops a job that answers requests
         raise UserCodeError(
             f"The question {name!r} failed: {type(error).__name__}: {error}. Correct its function, or ask for something else.",
             step=name,
         ) from error
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def checked_position(given: Mapping[str, Any] | None) -> dict[str, dict[str, int]] | None:
@@ -440,3 +531,18 @@ def checked_position(given: Mapping[str, Any] | None) -> dict[str, dict[str, int
                     '{"clicks": {"0": 17}}.'
                 )
     return found
+
+
+def check_topics(at_least: Mapping[str, Any], plan: JobPlan) -> None:
+    """Make sure that the topics of a position are read, so that it can be reached.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    read = sorted({source.topic for source in plan.sources})
+    unknown = [topic for topic in at_least if topic not in read]
+    if unknown:
+        raise ConfigError(
+            f"The position at_least has the topic {unknown[0]!r}, which {plan.app} does not read. It reads "
+            f"{', '.join(map(repr, read))}. Correct it.{did_you_mean(unknown[0], read)}"
+        )

@@ -1,6 +1,10 @@
 """Answers are the rows of keys as of the position that they state: compared with all records up to it."""
 
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from decimal import Decimal
 
 import polars as pl
 import pytest
@@ -18,8 +22,17 @@ from tests.question_model import (
     write_records,
 )
 
+import millstream as ms
 from millstream.engine.local_run import LocalRun
-from millstream.errors import ConfigError, CorruptionError, DeadlineError, UserCodeError
+from millstream.errors import (
+    ConfigError,
+    CorruptionError,
+    DeadlineError,
+    RetriableError,
+    UserCodeError,
+)
+from millstream.kernels.state_query import QueryTargets
+from millstream.views.questions.key_rows import key_rows
 
 LONG = "5 minutes"  # a machine may be slow
 _VALUES = {"ad": [*ADS, 77], "user": [*USERS, "nobody"]}
@@ -77,6 +90,30 @@ def test_answers_are_those_of_the_stated_position_however_batches_are_cut(
     run_asked(tmp_path_factory.mktemp("asked"), seed, partitions, rows_per_batch)
 
 
+def test_keys_that_are_looked_up_at_once_have_the_rows_that_each_has_alone(tmp_path):
+    app, _ = run_asked(tmp_path, 9, 1, 60, count=120)
+    dice, at_once = random.Random(9), []
+
+    @app.question("each")
+    def each(state, name):
+        query, target = state._query, state._query.targets.find(name)
+        drawn = {c: [dice.choice(_VALUES[c]) for _ in range(12)] for c in STEPS[name]}
+        keys = key_rows(target, drawn)
+        found = query.rows_of_each(target, keys)
+        if found is None:
+            return False
+        for place, number in enumerate(found.asked):
+            own = found.rows.filter(pl.Series([one == number for one in found.numbers]))
+            alone = query.rows(target, keys[place : place + 1])
+            assert own.columns == alone.columns, name
+            assert sorted(map(repr, own.rows())) == sorted(map(repr, alone.rows())), (name, place)
+        return True
+
+    for name in STEPS:
+        at_once += [name] if app.ask("each", name=name, deadline=LONG).value else []
+    assert at_once == [*STEPS]
+
+
 # ── what is refused ─────────────────────────────────────────────────────────────────────────────
 
 
@@ -91,6 +128,7 @@ def asked(tmp_path_factory):
     [
         ("minuts", None, {"ad": 1}, "Did you mean 'minutes'"),
         ("minutes", None, {"user": "ann"}, "is asked by ad, and the question gives user"),
+        ("updated", None, {"ad": 1}, "filters state.rows('updated')"),
         ("minutes", None, {"ad": "seven"}, "is of type Int64, and the question gives 'seven'"),
         ("minutes", None, {"ad": 1.5}, "is of type Int64, and the question gives 1.5"),
         ("visits", None, {"user": 7}, "is of type String, and the question gives 7"),
@@ -151,8 +189,6 @@ def test_before_the_first_batch_there_is_no_state_to_ask(tmp_path):
 
 
 def test_an_app_that_is_declared_otherwise_than_it_ran_is_refused(asked):
-    import millstream as ms
-
     app, _ = asked
     edited = question_app(app.log)
     edited.outputs.clear()
@@ -168,6 +204,98 @@ def test_a_position_that_is_not_reached_in_time_is_said(asked):
     wanted = {"clicks": {"0": position["clicks"]["0"] + 1}}
     with pytest.raises(DeadlineError, match=r"is at \{.*and it does not run here"):
         app.ask("minutes", ad=1, at_least=wanted, deadline="200 milliseconds")
+
+
+def target_with_key(folder, **columns):
+    """Return a step, declared and compiled, that is asked by columns of these types."""
+    app = ms.App("typed", log=folder)
+    numbers = app.topic("numbers", {"number": int}).stream()
+    typed = numbers.with_columns(
+        **{k: pl.col("number").cast(dtype) for k, dtype in columns.items()}
+    )
+    typed.group_by(*columns, name="s").agg(n=ms.count()).view("v")
+    return QueryTargets(app.plan()).find("s")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "key", "says"),
+    [
+        (pl.Int64, 7.5, "are of type Float64"),
+        (pl.Int64, 7.0, "are of type Float64"),
+        (pl.Int8, 300, "300"),
+        (pl.Float64, 2**53 + 1, "would be rounded"),
+        (pl.Decimal(10, 2), Decimal("7.555"), "7.555"),
+        (pl.Datetime("ms", "UTC"), datetime(2026, 1, 1, 0, 0, 0, 1, UTC), "would be rounded"),
+        (pl.Boolean, 1, "are of type Int64"),
+    ],
+)
+def test_a_key_that_is_no_value_of_its_column_is_refused_and_not_rounded(
+    tmp_path, dtype, key, says
+):
+    target = target_with_key(tmp_path, k=dtype)
+    with pytest.raises(ConfigError, match="The column 'k' of 's' is of type") as refused:
+        key_rows(target, {"k": [key]})
+    assert says in str(refused.value)
+
+
+def test_numbers_that_another_type_has_exactly_are_keys(tmp_path):
+    target = target_with_key(
+        tmp_path, f=pl.Float64, d=pl.Decimal(10, 2), t=pl.Datetime("ms", "UTC")
+    )
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    keys = key_rows(target, {"f": [2**53, None], "d": [7, None], "t": [at, None]})
+    assert keys.rows() == [(float(2**53), Decimal("7.00"), at), (None, None, None)]
+
+
+def test_a_topic_of_a_position_that_is_not_read_and_a_deadline_that_is_too_long_are_refused(asked):
+    app, _ = asked
+    with pytest.raises(ConfigError, match=r"'click', which asked does not read.*Did you mean 'cli"):
+        app.ask("minutes", ad=1, at_least={"click": {"0": 1}}, deadline=LONG)
+    with pytest.raises(ConfigError, match="The deadline is 3 days, and may be 1 hour at most"):
+        app.ask("minutes", ad=1, deadline="3 days")
+
+
+def test_questions_that_wait_for_a_position_leave_room_for_others(asked):
+    app, _ = asked
+    far = {"clicks": {"0": 10**9}}
+    with ThreadPoolExecutor(20) as pool:
+        waiting = [
+            pool.submit(app.ask, "minutes", ad=1, at_least=far, deadline="20 seconds")
+            for _ in range(20)
+        ]
+        while len(app._answers()._waits._waiting) < 20:
+            assert not any(one.done() for one in waiting)
+        assert app.ask("minutes", ad=1, deadline=LONG).batch_id >= 0
+        assert not any(one.done() for one in waiting), "they still wait"
+        app.close_questions()
+        for one in waiting:
+            with pytest.raises(RetriableError, match="were closed before this one was answered"):
+                one.result()
+
+
+def test_a_function_that_never_returns_does_not_keep_questions_open(asked, monkeypatch, caplog):
+    app, _ = asked
+    monkeypatch.setattr("millstream.views.questions.service._CLOSE_S", 0.2)
+    entered, go_on = threading.Event(), threading.Event()
+
+    def endless(state):
+        entered.set()
+        go_on.wait()
+        return state.rows("minutes", ad=1).height
+
+    monkeypatch.setitem(app.questions, "endless", endless)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(app.ask, "endless", deadline=LONG)
+        assert entered.wait(60)
+        service = app._answers()
+        app.close_questions()
+        assert "a function that was asked has not returned within" in caplog.text
+        assert service._store is not None, "the function may still read"
+        go_on.set()
+        assert answer.result().value >= 0
+    service._threads.close()
+    assert service._store is None
+    assert app.ask("minutes", ad=1, deadline=LONG).batch_id >= 0
 
 
 def test_a_function_that_fails_or_takes_too_long_is_said(asked):
