@@ -14,9 +14,9 @@ from pathlib import Path
 from millstream.engine.frame_files import FrameFiles
 from millstream.engine.stages.executor import StageExecutor
 from millstream.kernels.frames import FrameRow
-from millstream.kernels.held_tables import HeldRows, Manifests
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.state.sorted_runs import RunStore
+from millstream.kernels.table_feed import Manifests, TableFeed
 from millstream.views.commit.committer import BatchCommitter, collect_results
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.schema import JOB
@@ -30,7 +30,7 @@ class TableRun:
     """Runs ``plan``, which has no source, over the rows of ``tables``. ``folder`` has its runs of state, ``store`` all else."""
 
     plan: JobPlan
-    tables: Sequence[HeldRows]
+    tables: Sequence[TableFeed]
     log: Path | str
     folder: Path
     store: StoreLocation

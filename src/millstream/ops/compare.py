@@ -15,8 +15,8 @@ import polars as pl
 
 from millstream.engine.state_place import load_or_create_place
 from millstream.errors import CorruptionError
-from millstream.kernels.held_tables import Manifests
 from millstream.kernels.state.sorted_runs import RunStore
+from millstream.kernels.table_feed import Manifests
 from millstream.object_store.address import state_url
 from millstream.ops.deploy import Deployment, prepare
 from millstream.ops.plan import ChangePlan, plan_change

@@ -15,9 +15,9 @@ import polars as pl
 
 from millstream.engine.table_run import TableRun
 from millstream.kernels.adopted_state import StatePart
-from millstream.kernels.held_tables import HeldRows, Manifests
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.state.sorted_runs import RunStore
+from millstream.kernels.table_feed import Manifests, TableFeed
 from millstream.kernels.table_inputs import part_below_tables
 from millstream.object_store.place import StatePlace
 from millstream.ops.previous_version import put_runs
@@ -52,7 +52,7 @@ class StepFills:
         return self.change.step_filled_views
 
     @cached_property
-    def tables(self) -> list[HeldRows]:
+    def tables(self) -> list[TableFeed]:
         """The tables of whose state they are filled."""
         return held_tables(self._part, self.change)
 
@@ -98,11 +98,11 @@ class StepFills:
         return self.folder / STATE_STORE_FILE
 
 
-def held_tables(plan: JobPlan, change: ProgramChange) -> list[HeldRows]:
+def held_tables(plan: JobPlan, change: ProgramChange) -> list[TableFeed]:
     """Return the tables of whose state steps are filled, as they stand in a plan."""
     tables = {table for fill in change.step_fills.values() for table in fill.tables}
     return [
-        HeldRows(operator, change.kept[operator.key])
+        TableFeed(operator, change.kept[operator.key])
         for stage in plan.stages
         for operator in stage.operators
         if operator.key in tables

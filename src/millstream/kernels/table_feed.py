@@ -24,7 +24,7 @@ Manifests = Mapping[tuple[int, int], bytes]
 
 
 @dataclass(frozen=True)
-class HeldRows:
+class TableFeed:
     """The table of ``operator``, of which state is kept under the key ``stored``, in manifests of any program."""
 
     operator: OperatorPlan
