@@ -18,6 +18,8 @@ from step_fills import EDIT, MORE, SOURCE, began, program, rows_of, tables_in_st
 
 import millstream as ms
 from millstream.errors import ConfigError
+from millstream.kernels.rescale import rescale_manifests
+from millstream.kernels.state.keyhash import Buckets
 from millstream.ops import deploy as deployment
 from millstream.ops import fills
 from millstream.ops.compare import compare
@@ -26,7 +28,10 @@ from millstream.ops.plan import plan_change
 from millstream.ops.rollback import rollback
 from millstream.testing.disk import SimulatedCrash
 from millstream.views.runs.control_files import hold_run_lock
+from millstream.views.schema import JOB
+from millstream.views.sink import RunStart
 from millstream.views.state_store import store as state_store
+from millstream.views.store_location import open_state_store
 
 TESTS = Path(__file__).parents[2]
 KINDS = 'latest.group_by("kind", name="kinds").agg(n=ms.count()).view("kinds")\n'
@@ -232,6 +237,24 @@ def test_what_is_filled_and_what_is_read_from_the_log_are_deployed_together(tmp_
     kinds = [row["kind"] for row in rows]
     assert edited.views(app)["kinds"] == naive_kinds(rows, len)
     assert edited.views(app)["all"] == {(kind, kinds.count(kind)) for kind in kinds}
+
+
+def test_tables_that_were_rescaled_fill_steps_of_the_shares_that_their_buckets_have(tmp_path):
+    rows = rows_of(60, 13)
+    edited = began(tmp_path / "filled", 4, 17, rows)
+    app = edited.write()
+    with open_state_store(app.state_store) as store:
+        was = store.program(app.name, JOB).partitioning
+        start = RunStart(app.name, JOB, store.newest_run(app.name, JOB), "local-run")
+        plan = app.plan(Buckets(2, was["hash_seed"]))
+        made = rescale_manifests(plan.stages, store.state_manifests(app.name, JOB), 2, 8)
+        now = {**was, "bucket_count": 8, "declared_buckets": 2}
+        store.replace_state(start, made, now, was=was)
+    app = edited.write(*EDIT)
+    assert_filled(plan_change(app))
+    deploy(app)
+    other = began(tmp_path / "new", 4, 17, rows, *EDIT)
+    assert edited.views(app) == other.views(other.write(*EDIT))
 
 
 def run_line(edited):
