@@ -1,7 +1,8 @@
 """A program that deploys an edit again and again, and is killed one step later each time.
 
-    python killed_deployment.py BASE TARGET PARTITIONS
+    python killed_deployment.py BASE TARGET PARTITIONS [MODULE]
 
+MODULE has the text of the app, ``SOURCE``, and the ``EDIT``.
 Each time a copy of the folder BASE is made, ``TARGET/<number>``, and a process forked that deploys the edit there. It
 kills itself (SIGKILL) in front of step ``number`` of the switch: of the transactions of state stores, and of the calls
 that make, name, remove or sync files. The program ends when a process has reached its end, and prints its number.
@@ -9,6 +10,7 @@ that make, name, remove or sync files. The program ends when a process has reach
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import signal
@@ -18,7 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from edited_app import EDIT, EditedApp
+from edited_app import EditedApp
 
 from millstream.ops.deploy import Deployment, deploy
 from millstream.views.state_store.sqlite_store import SqliteStateStore
@@ -47,9 +49,9 @@ class Steps:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def deploy_and_die(folder: Path, partitions: int, number: int) -> None:
-    """Deploy the edit in a folder, and end in front of step ``number`` of the switch."""
-    app = EditedApp(folder, partitions).write(*EDIT)
+def deploy_and_die(folder: Path, partitions: int, number: int, module: Any) -> None:
+    """Deploy the edit of a module in a folder, and end in front of step ``number`` of the switch."""
+    app = EditedApp(folder, partitions, source=module.SOURCE).write(*module.EDIT)
     steps, switch = Steps(number), Deployment.switch
     for name in STEPS:
         setattr(os, name, steps.before(getattr(os, name)))
@@ -65,13 +67,14 @@ def deploy_and_die(folder: Path, partitions: int, number: int) -> None:
     deploy(app)
 
 
-def main(base: Path, target: Path, partitions: int) -> None:
+def main(base: Path, target: Path, partitions: int, name: str = "edited_app") -> None:
+    module = importlib.import_module(name)
     for number in count(1):
         folder = target / str(number)
         shutil.copytree(base, folder)
         child = os.fork()
         if child == 0:
-            deploy_and_die(folder, partitions, number)
+            deploy_and_die(folder, partitions, number, module)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if status == 0:
@@ -82,4 +85,4 @@ def main(base: Path, target: Path, partitions: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

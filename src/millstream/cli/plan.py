@@ -23,7 +23,7 @@ from millstream.errors import ConfigError
 if TYPE_CHECKING:
     from millstream.ops.plan import ChangePlan
     from millstream.pipeline.app import App
-    from millstream.views.state_store.program_change import PartChange
+    from millstream.views.state_store.part_change import PartChange
 
 Command = Callable[..., Any]
 
@@ -143,6 +143,7 @@ def print_plan(plan: ChangePlan, *, advice: bool = True) -> None:
         click.echo(f"{plan.app} has no state yet: its first run reads the log from its start.")
         return
     rows = {one.view: one.rows for one in plan.filled}
+    tables = {one.step: one.rows for one in plan.tables}
     for part in plan.change.parts:
         _print_part(part)
         if part.filled_from is not None:
@@ -150,6 +151,12 @@ def print_plan(plan: ChangePlan, *, advice: bool = True) -> None:
             click.echo(f"{'':<10}  filled from view {part.filled_from!r}: {filled}")
         if part.filled_from_table is not None:
             click.echo(f"{'':<10}  filled from table {part.filled_from_table!r}: 0 records read")
+        if part.filled_from_steps:
+            named = ", ".join(
+                f"{step!r} (up to {pluralize(tables.get(step, 0), 'row')})"
+                for step in part.filled_from_steps
+            )
+            click.echo(f"{'':<10}  filled from the state of {named}: 0 records read")
     for refusal in plan.change.refusals:
         click.echo(f"{click.style('refuses', fg='red')}   the app: {refusal}")
     for sentence in _sentences(plan) if advice else ():
@@ -180,16 +187,16 @@ def _sentences(plan: ChangePlan) -> list[str]:
         return ["A run resumes where the last one stopped."]
     if plan.verdict == "refuses":
         return [_REFUSED.format(app=plan.app)]
-    changed = [part for part in plan.change.parts if part.verdict != "keeps"]
-    may_run = all(part.may_run for part in changed) and not plan.change.moves_state
-    return [*_read_again(plan), _FILL_ADVICE if may_run else _ADVICE]
+    return [*_read_again(plan), _FILL_ADVICE if plan.change.only_fills_new else _ADVICE]
 
 
 _REFUSED = (
     "A run is refused, and nothing of {app} changes. Undo what is refused, or give the app another name to build "
     "its state from the log, beside the old."
 )
-_FILL_ADVICE = "millstream deploy fills what is new. A run without that goes on, and what is new has rows from there on, and says so."
+_FILL_ADVICE = (
+    "millstream run fills what is new before it begins, and millstream deploy does so by itself."
+)
 _ADVICE = (
     "A run is refused until then. millstream deploy computes what is rebuilt beside the app, and puts it in place; "
     "all else keeps its state. Or undo the change."

@@ -137,6 +137,7 @@ def run(
     if address is not None:
         app.use_log(address)
     token = None if token_file is None else read_token(token_file)
+    _fill(app, same_expressions=same_expressions, quiet=as_json)
     with app.serve_questions(questions, token=token) if questions else nullcontext():
         report = app.run(
             until="caught-up" if until == "caught-up" else "stopped",
@@ -155,6 +156,26 @@ def run(
     click.echo(json.dumps(report.to_dict()) if as_json else str(report))
     if not report.ok:
         context.exit(1)
+
+
+def _fill(app: App, *, same_expressions: bool, quiet: bool) -> None:
+    """Fill what is new behind tables, and say so."""
+    from millstream.ops.fill_new import fill_new
+
+    done = fill_new(app, same_expressions=same_expressions)
+    if done is None or quiet:
+        return
+    filled = [part for part in done.plan.change.parts if part.is_addition]
+    named = ", ".join(f"{part.kind} {part.name!r}" for part in filled)
+    tables = sorted(
+        {
+            table
+            for part in filled
+            for table in (*part.filled_from_steps, part.filled_from_table)
+            if table
+        }
+    )
+    click.echo(f"filled from the state of {', '.join(map(repr, tables))}: {named}")
 
 
 def _show_json(progress: Progress) -> None:

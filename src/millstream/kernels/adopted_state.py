@@ -64,7 +64,7 @@ def _with_runs(
 
 
 def combine_state(
-    plan: JobPlan, kept: StatePart, rebuilt: StatePart
+    plan: JobPlan, kept: StatePart, *others: StatePart
 ) -> dict[tuple[int, int], bytes]:
     """Return the manifests of a plan: each step's state is in one of the parts, or begins empty."""
     made = {}
@@ -72,7 +72,7 @@ def combine_state(
         for bucket in plan.buckets.numbers:
             manifest = {}
             for operator in stage.operators:
-                found = [part.message(depth, bucket, operator.key) for part in (kept, rebuilt)]
+                found = [part.message(depth, bucket, operator.key) for part in (kept, *others)]
                 there = [message for message in found if message is not None]
                 manifest[operator.key] = there[0] if there else _empty(operator, plan.buckets.seed)
             made[depth, bucket] = json.dumps(manifest, separators=(",", ":")).encode()

@@ -7,14 +7,16 @@ the app runs; of several views each at its own. A deployment goes on with what w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import polars as pl
 
 from millstream.engine.state_place import load_or_create_place
 from millstream.errors import CorruptionError
+from millstream.kernels.state.sorted_runs import RunStore
+from millstream.kernels.table_feed import Manifests
 from millstream.object_store.address import state_url
 from millstream.ops.deploy import Deployment, prepare
 from millstream.ops.plan import ChangePlan, plan_change
@@ -32,6 +34,8 @@ from millstream.views.store_location import open_state_store
 if TYPE_CHECKING:
     from millstream.engine.local_run import LocalProgress
     from millstream.pipeline.app import App
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -114,15 +118,21 @@ def _compared(
     views: list[ViewDifference] = []
     positions: dict[str, Any] = {}
     of_tables = deployment.change.change.table_fills
-    changed = deployment.rebuilt_views | deployment.filled_views.keys() | of_tables.keys()
+    of_steps = deployment.step_fills.views
+    changed = (
+        deployment.rebuilt_views | deployment.filled_views.keys() | of_tables.keys() | of_steps
+    )
     with open_state_store(app.state_store, readonly=True) as live:
         there = {schema.name for schema in live.views()}
+        with_steps = _filled_with_steps(deployment, live, of_steps & there)
         for view in sorted(changed & there):
             fill = deployment.filled_views.get(view)
             if fill is not None:
                 found, after = _filled(live, view, fill)
             elif view in of_tables:
                 found, after = _filled_from_table(deployment, live, of_tables[view])
+            elif view in with_steps:
+                found, after = with_steps[view], deployment.step_fills.rows(view)
             else:
                 found = live.select(view, Query())
                 deployment.compute(on_batch, rows_per_batch, found.position)
@@ -146,7 +156,32 @@ def _filled(live: StateStore, view: str, fill: ViewFill) -> tuple[QueryResult, p
 def _filled_from_table(
     deployment: Deployment, live: StateStore, fill: TableFill
 ) -> tuple[QueryResult, pl.DataFrame]:
-    """Return a view as it is, and the rows that it would have of a table's state, both of one commit.
+    """Return a view as it is, and the rows that it would have of a table's state, both of one commit."""
+    view = fill.schema.name
+
+    def made(manifests: Manifests, runs: RunStore) -> tuple[QueryResult, pl.DataFrame]:
+        return live.select(view, Query()), fill.rows(manifests, runs)
+
+    return _of_one_commit(deployment, live, made)
+
+
+def _filled_with_steps(
+    deployment: Deployment, live: StateStore, views: Collection[str]
+) -> dict[str, QueryResult]:
+    """Fill steps of the state of tables, and return views below them as they are: all of one commit."""
+
+    def made(manifests: Manifests, runs: RunStore) -> dict[str, QueryResult]:
+        found = {view: live.select(view, Query()) for view in views}
+        deployment.step_fills.compute(manifests, runs)
+        return found
+
+    return _of_one_commit(deployment, live, made) if views else {}
+
+
+def _of_one_commit(
+    deployment: Deployment, live: StateStore, made: Callable[[Manifests, RunStore], T]
+) -> T:
+    """Return what is made of the store and the state of an app, once no batch was committed meanwhile.
 
     An app that runs removes runs of state that it has replaced, so one that is missing says nothing if there was a commit.
     """
@@ -155,15 +190,14 @@ def _filled_from_table(
     with state_runs(app.folder, place) as runs:
         while True:
             version = live.version()
-            found = live.select(fill.schema.name, Query())
             try:
-                after = fill.rows(live.state_manifests(app.name, JOB), runs)
+                found = made(live.state_manifests(app.name, JOB), runs)
             except CorruptionError:
                 if live.version() == version:
                     raise
                 continue
             if live.version() == version:
-                return found, after
+                return found
 
 
 def _key_of(deployment: Deployment, view: str) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ from millstream.kernels.adopted_state import StatePart, combine_state
 from millstream.kernels.plan import ForeachSinkSpec, JobPlan, TopicSinkSpec, ViewSinkSpec
 from millstream.object_store.address import state_url
 from millstream.object_store.place import StatePlace
+from millstream.ops.fills import FILLED_FOLDER, StepFills
 from millstream.ops.plan import ChangePlan, plan_change
 from millstream.ops.previous_version import (
     BEGUN_FROM,
@@ -76,7 +77,7 @@ from millstream.views.runs.version_folders import (
 from millstream.views.schema import JOB
 from millstream.views.sink import RunStart
 from millstream.views.state_store.program import StoredProgram, buckets_of_state
-from millstream.views.state_store.program_change import PartChange, compare_programs
+from millstream.views.state_store.program_change import compare_programs
 from millstream.views.state_store.program_paths import ProgramPaths
 from millstream.views.state_store.program_state import ProgramOutputs, ProgramState
 from millstream.views.state_store.program_switch import (
@@ -294,25 +295,34 @@ class Deployment:
         return self.change.change.fills
 
     def fill(self, live: StateStore, place: StatePlace | None) -> list[FilledView]:
-        """Return the filled views with all their rows, of the store and the state of the app."""
+        """Fill what is filled, of the store and the state of the app; return the views with all their rows."""
         outputs = live.outputs(self.app.name, JOB)
         filled = fill_views(self.filled_views.values(), outputs, live.scan)
-        fills = self.change.change.table_fills.values()
-        if not fills:
+        change = self.change.change
+        if not change.table_fills and not change.step_fills:
             return filled
         manifests = live.state_manifests(self.app.name, JOB)
         with state_runs(self.app.folder, place) as runs:
-            return [*filled, *(fill.filled(manifests, runs) for fill in fills)]
+            filled += (fill.filled(manifests, runs) for fill in change.table_fills.values())
+            self.step_fills.compute(manifests, runs)
+        return [*filled, *self.step_fills.filled()]
 
-    @property
-    def _filled_parts(self) -> list[PartChange]:
-        parts = self.change.change.parts
-        return [part for part in parts if part.filled_from or part.filled_from_table]
+    @cached_property
+    def step_fills(self) -> StepFills:
+        """The steps that are filled of tables."""
+        return StepFills(
+            self.app.name,
+            self.plan,
+            self.change.change,
+            self.app.log,
+            self.folder / FILLED_FOLDER,
+            self.stored.partitioning,
+        )
 
     def outputs(self) -> list[Output]:
         """Return the outputs that lead to all that is rebuilt. Only views of the state store keep their sinks."""
         parts = self.change.change.parts
-        steps = {one.key for one in parts if one.kind == "step" and one.verdict == "rebuilds"}
+        steps = {one.key for one in parts if one.kind == "step" and one.is_computed}
         program, found = self.program, []
         paths = ProgramPaths(program)
         for output in self.app.outputs:
@@ -457,20 +467,21 @@ class Deployment:
         kept = StatePart(live.state_manifests(self.app.name, JOB), self.change.change.kept)
         outputs, filled = self.outputs(), self.fill(live, place)
         coverage = coverage_of(filled)
+        target = self.app.folder / "runs" if place is None else place
+        of_tables = self.step_fills.state(target, start.run)
         if not outputs:
-            manifests = combine_state(self.plan, kept, StatePart({}, {}))
+            manifests = combine_state(self.plan, kept, of_tables)
             return ProgramSwitch(
                 beginning, self.ends, manifests, filled, coverage, steps=self.stored.steps
             )
         with open_state_store(self._store, readonly=True) as store:
             keys = keys_in_part(self.program, self._part(outputs))
             computed = store.state_manifests(self.app.name, JOB)
-            target = self.app.folder / "runs" if place is None else place
             moved = put_runs(self.folder / "runs", computed, target, start.run)
             rebuilt = StatePart(computed, keys, moved)
             schemas = [one for one in view_schemas(self.plan) if one.name in self.rebuilt_views]
             views = [RebuiltView(schema, store.scan(schema.name)) for schema in schemas]
-        manifests = combine_state(self.plan, kept, rebuilt)
+        manifests = combine_state(self.plan, kept, of_tables, rebuilt)
         return ProgramSwitch(
             beginning,
             self.ends,
@@ -508,7 +519,7 @@ class Deployment:
         left_out = there.keys() & before.schemas.keys() - schemas.keys()
         back = compare_programs(after, stored, before, same_expressions=True, again=left_out)
         rebuilt = {one.name for one in back.parts if one.verdict == "rebuilds"}
-        changing = rebuilt | self.rebuilt_views | {one.name for one in self._filled_parts}
+        changing = rebuilt | {one.name for one in self.change.change.parts if one.is_made_anew}
         return sorted(there.keys() & changing | there.keys() - schemas.keys())
 
     def _coverage(self, at: str) -> dict[OutputSink, OutputCoverage]:

@@ -18,14 +18,17 @@ from millstream.errors import UnknownTopicError
 from millstream.kernels.definition import canonical_text, without_code
 from millstream.kernels.enrichment.operator import Enrichment
 from millstream.kernels.plan import JobPlan
+from millstream.kernels.table_inputs import step_inputs
+from millstream.ops.fills import held_tables
 from millstream.ops.replay_start import ReplayStart, Starts
 from millstream.views.commit.committer import view_schemas
 from millstream.views.coverage import BatchBoundary, initial_coverage
 from millstream.views.position import TOPIC_IDS
 from millstream.views.runs.version_folders import kept_until
 from millstream.views.schema import JOB
+from millstream.views.state_store.part_change import ProgramChange, Verdict
 from millstream.views.state_store.program import StoredProgram, buckets_of_state, find_refusals
-from millstream.views.state_store.program_change import ProgramChange, Verdict, compare_programs
+from millstream.views.state_store.program_change import compare_programs
 from millstream.views.state_store.program_state import ProgramOutputs, ProgramState
 from millstream.views.state_store.store import StateStore
 from millstream.views.state_store.view_fill import view_paths
@@ -65,6 +68,14 @@ class FillSize:
 
 
 @dataclass(frozen=True)
+class TableSize:
+    """A table whose state is read for steps that are filled of it: at most so many ``rows``."""
+
+    step: str
+    rows: int
+
+
+@dataclass(frozen=True)
 class ChangePlan:
     """What a run of an app, as it is declared now, would do to the state that an earlier one has left.
 
@@ -74,7 +85,7 @@ class ChangePlan:
     ``compacted``: of each part that is rebuilt, as ``"view clicks"``, the topics of which compaction may have removed
     records that it needs. A part that reads nothing but tables needs the last record of each key alone.
     ``starts``: where a rebuild was asked to begin; None for the start of the log. ``filled``: the views for which no
-    record is read again, as another view has all that they need. ``asking``: the steps that ask a service
+    record is read again, as another view has all that they need. ``tables``: those of whose state steps are filled. ``asking``: the steps that ask a service
     what they asked before, and ask it again (``enrich``), as they are on the path of what is computed anew.
     """
 
@@ -88,6 +99,7 @@ class ChangePlan:
     starts: Starts | None = None
     filled: tuple[FillSize, ...] = ()
     asking: tuple[str, ...] = ()
+    tables: tuple[TableSize, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -136,6 +148,7 @@ class ChangePlan:
             "parts": [asdict(part) for part in self.change.parts],
             "asks_again": list(self.asking),
             "filled": [asdict(one) for one in self.filled],
+            "tables_read": [asdict(one) for one in self.tables],
             "takes_effect_at": None if self.boundary is None else asdict(self.boundary),
             "read_again": [asdict(one) for one in self.replays],
             "records": self.records,
@@ -179,6 +192,7 @@ def plan_change(
             FillSize(view, fill.source, store.count(fill.source))
             for view, fill in change.fills.items()
         )
+        tables = _table_sizes(app, store, plan, change)
     log = open_reader(app.log)
     refusals = [
         *find_refusals(left.program, now, app.buckets),
@@ -205,7 +219,22 @@ def plan_change(
         starts,
         () if refusals else filled,
         () if refusals else tuple(_asking(plan, change, left.program)),
+        () if refusals else tables,
     )
+
+
+def _table_sizes(
+    app: App, store: StateStore, plan: JobPlan, change: ProgramChange
+) -> tuple[TableSize, ...]:
+    """Return the tables that are read for steps that are filled, by name."""
+    if not change.step_fills:
+        return ()
+    manifests = store.state_manifests(app.name, JOB)
+    sizes = [
+        TableSize(table.operator.kernel.name, table.count(manifests))
+        for table in held_tables(plan, change)
+    ]
+    return tuple(sorted(sizes, key=lambda one: one.step))
 
 
 def edited_parts(app: App, store: StateStore) -> tuple[str, ...]:
@@ -215,6 +244,21 @@ def edited_parts(app: App, store: StateStore) -> tuple[str, ...]:
         return ()
     _, _, change = _compared(app, left, same_expressions=True)
     return tuple(sorted({one.name for one in change.parts if one.verdict != "keeps" or one.why}))
+
+
+def only_fills_new(app: App, *, same_expressions: bool = False) -> bool:
+    """Return whether all that an edited app changes is new and filled. Reads the state store alone."""
+    location = app.state_store
+    if not state_store_exists(location):
+        return False
+    with open_state_store(location, readonly=True) as store:
+        left = _left(app, store)
+        if left is None:
+            return False
+        _, now, change = _compared(app, left, same_expressions=same_expressions)
+    refused = any(part.verdict == "refuses" for part in change.parts)
+    refused |= any(find_refusals(left.program, now, app.buckets))
+    return change.only_fills_new and not refused
 
 
 def _left(app: App, store: StateStore) -> ProgramState | None:
@@ -228,7 +272,10 @@ def _compared(
     plan = app.plan(buckets_of_state(left.program))
     now = StoredProgram.of(plan, left.program.partitioning)
     declared = ProgramOutputs(
-        initial_coverage(plan), {s.name: s for s in view_schemas(plan)}, view_paths(plan)
+        initial_coverage(plan),
+        {s.name: s for s in view_schemas(plan)},
+        view_paths(plan),
+        step_inputs(plan),
     )
     change = compare_programs(left, now, declared, same_expressions=same_expressions, again=again)
     return plan, now, change

@@ -154,7 +154,7 @@ def test_without_a_deployment_a_new_view_has_what_comes_from_there_on_and_says_s
     done = call("plan", str(edited.file))
     assert "filled from table 'latest': 0 records read" in done.out
     assert "No record is read again." in done.out
-    assert "A run without that goes on" in done.out
+    assert "millstream run fills what is new before it begins" in done.out
     edited.append(rows_of(10, 4, 80))
     edited.run(app)
     with pytest.warns(ms.PartialOutputWarning, match="is written since"):

@@ -13,6 +13,7 @@ taken back without having been added shows that a change was lost.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import polars as pl
@@ -21,6 +22,7 @@ from millstream.errors import CorruptionError
 from millstream.kernels.changes import concat_present, consolidate
 from millstream.kernels.frames import HASH, WEIGHT
 from millstream.kernels.state.hash_order import sorted_distinct
+from millstream.kernels.state.hash_parts import parts_by_hash
 from millstream.kernels.state.keyhash import Hashes
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.sorted_runs import SortedRuns
@@ -66,6 +68,13 @@ class Arrangement:
         """Return all rows. It costs all that is held: for tests and for looking at state."""
         held = concat_present(list(self.runs.scan(_SLOT)))
         return None if held is None else consolidate(held.sort(HASH, maintain_order=True))
+
+    def parts(self, rows_max: int) -> Iterator[pl.DataFrame]:
+        """Yield all rows in parts, each made of about ``rows_max`` stored changes: those of a range of hashes."""
+        for pieces in parts_by_hash(self.runs, _SLOT, rows_max):
+            rows = nothing_owed(consolidate(pl.concat(pieces)))
+            if rows.height:
+                yield rows
 
 
 def nothing_owed(held: pl.DataFrame) -> pl.DataFrame:

@@ -14,6 +14,7 @@ count; marks go when they are folded into the oldest run.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ import polars as pl
 
 from millstream.kernels.frames import HASH
 from millstream.kernels.state.hash_order import differs_from_previous, sorted_distinct
+from millstream.kernels.state.hash_parts import parts_by_hash
 from millstream.kernels.state.keyhash import Hashes
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.sorted_runs import SortedRuns
@@ -89,6 +91,13 @@ class KeyedRows:
         """Return all rows. It costs all that is held: for tests and for looking at state."""
         parts = list(self.runs.scan(_SLOT))
         return _without_marks(_newest(pl.concat(parts))) if parts else None
+
+    def parts(self, rows_max: int) -> Iterator[pl.DataFrame]:
+        """Yield all rows in parts, each made of about ``rows_max`` stored rows: those of a range of hashes."""
+        for pieces in parts_by_hash(self.runs, _SLOT, rows_max):
+            rows = _without_marks(_newest(pl.concat(pieces)))
+            if rows is not None:
+                yield rows
 
     def _next_version(self) -> int:
         name = f"{self.family}.version"

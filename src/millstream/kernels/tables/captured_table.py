@@ -22,7 +22,7 @@ All rows of a table are in one bucket, because a record may concern several keys
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -117,6 +117,22 @@ class CapturedTable(OperatorBase):
         if held is None:
             return pl.DataFrame(schema=dict(self.columns))
         return held.filter(~held[DELETED])[[name for name, _ in self.columns]]
+
+    # ── what was given out ──────────────────────────────────────────────────────────────────
+
+    @property
+    def row_key(self) -> tuple[str, ...]:
+        return self.key
+
+    @property
+    def rows_family(self) -> str:
+        return _FAMILY
+
+    def given_out(self, state: OperatorState, rows_max: int) -> Iterator[pl.DataFrame]:
+        """Yield the rows of the table. What waits for its transaction was not given out."""
+        for rows in KeyedRows(state, _FAMILY, ROWS).parts(rows_max):
+            there = rows.filter(~rows[DELETED])[[*dict(self.columns), TIME]]
+            yield with_diff(there.with_columns(pl.lit(1, pl.Int64).alias(WEIGHT)))
 
     # ── before the shuffle ──────────────────────────────────────────────────────────────────
 

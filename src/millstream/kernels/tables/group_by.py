@@ -16,7 +16,7 @@ before is taken back, the value after is added).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,6 +35,7 @@ from millstream.kernels.frames import (
     WEIGHT,
     visible,
 )
+from millstream.kernels.given_out import as_given_out
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.queryable import (
     KeyColumns,
@@ -236,6 +237,20 @@ class GroupBy(UntimedOperator):
         held = held_by_key(kept, keys, self.by)
         groups = pl.DataFrame(schema=self.stored) if held is None else held
         return as_often_as_weighed(self.rows(groups, 1))
+
+    @property
+    def row_key(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.columns)
+
+    @property
+    def rows_family(self) -> str:
+        return GROUPS
+
+    def given_out(self, state: OperatorState, rows_max: int) -> Iterator[pl.DataFrame]:
+        """Yield the rows of the groups in one bucket."""
+        numbered = GROUP_ID if self.sets.families else None
+        for groups in KeyedRows(state, GROUPS, ROWS, numbered=numbered).parts(rows_max):
+            yield as_given_out(self.rows(groups, 1))
 
     def rows(self, groups: pl.DataFrame, sign: int) -> pl.DataFrame:
         """Return the rows that groups have in the table, with hash and weight."""

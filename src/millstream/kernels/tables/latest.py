@@ -8,7 +8,7 @@ stay, one row of each key is enough: :mod:`millstream.kernels.tables.upserts`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,6 +111,19 @@ class LatestRows(UntimedOperator):
         if held is None:
             return pl.DataFrame(schema=dict(self.columns))
         return self._named(self._latest(held))
+
+    @property
+    def row_key(self) -> tuple[str, ...]:
+        return tuple(self.columns[int(place)][0] for place in self.by)
+
+    @property
+    def rows_family(self) -> str:
+        return "rows"
+
+    def given_out(self, state: OperatorState, rows_max: int) -> Iterator[pl.DataFrame]:
+        """Yield the latest row of each key in one bucket."""
+        for held in Arrangement(state, "rows").parts(rows_max):
+            yield self._named(self._latest(held))
 
     def _latest(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return the latest row of each key, once."""

@@ -71,6 +71,10 @@ class SetOperation(GroupBy):
     def timed(self) -> str:
         return WEIGHT if self.rule == "union" else _OF_FIRST
 
+    @property
+    def row_key(self) -> tuple[str, ...]:
+        return () if self.bag else super().row_key
+
     def copies(self, groups: pl.DataFrame) -> pl.Series:
         if self.rule == "union":
             return super().copies(groups)

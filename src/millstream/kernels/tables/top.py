@@ -22,7 +22,7 @@ the rank that it had, is not emitted again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +37,7 @@ from millstream.kernels.changes import (
     with_weight,
 )
 from millstream.kernels.frames import DIFF, HASH, TIME, WEIGHT, in_one_chunk
+from millstream.kernels.given_out import as_given_out
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.queryable import (
     KeyColumns,
@@ -48,6 +49,7 @@ from millstream.kernels.queryable import (
 )
 from millstream.kernels.state.arrangement import Arrangement
 from millstream.kernels.state.hash_order import sorted_distinct
+from millstream.kernels.state.hash_parts import parts_by_hash
 from millstream.kernels.state.keyhash import Hashes, hash_columns
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
@@ -153,6 +155,32 @@ class TopRows(UntimedOperator):
             rank = {} if self.rank is None else {self.rank: pl.Int64()}
             return pl.DataFrame(schema={**dict(self.columns), **rank})
         return as_often_as_weighed(self._rows(self._first(held)))
+
+    @property
+    def row_key(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def is_total(self) -> bool:
+        """Whether no two rows are alike in all that orders them: which are first does not depend on what came first."""
+        ordering = {*self.per, *(place for place, _ in self.order), *self.tie_break}
+        nested = any(self.columns[int(place)][1].is_nested() for place in ordering)
+        return self.ties != "row_number" or not nested
+
+    @property
+    def rows_family(self) -> str:
+        return "rows" if self.weighted else "first"
+
+    def given_out(self, state: OperatorState, rows_max: int) -> Iterator[pl.DataFrame]:
+        """Yield the first rows of the groups in one bucket."""
+        if self.weighted:
+            parts = Arrangement(state, "rows").parts(rows_max)
+        else:
+            added = parts_by_hash(state.runs("first", EACH_ROW), _SLOT, rows_max)
+            weight = pl.lit(1, pl.Int64).alias(WEIGHT)
+            parts = (pl.concat(pieces).with_columns(weight) for pieces in added)
+        for held in parts:
+            yield as_given_out(self._rows(self._first(held)))
 
     # ── rows that are only added ────────────────────────────────────────────────────────────
 

@@ -22,7 +22,7 @@ than a row that is gone has expired, too; so nothing is remembered of it, and of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -171,10 +171,20 @@ class Upserts(OperatorBase):
         ledger.check()
         return result
 
-    def rows_held(self, state: OperatorState) -> pl.DataFrame | None:
-        """Return the table as far as a bucket has it, which is what the step has given out; None if it has none."""
-        rows = KeyedRows(state, _FAMILY, ROWS).scan()
-        return None if rows is None else rows.filter(~rows[DELETED])[[*dict(self.columns)]]
+    # ── what was given out ──────────────────────────────────────────────────────────────────
+
+    @property
+    def row_key(self) -> tuple[str, ...]:
+        return self.by
+
+    @property
+    def rows_family(self) -> str:
+        return _FAMILY
+
+    def given_out(self, state: OperatorState, rows_max: int) -> Iterator[pl.DataFrame]:
+        """Yield the table as far as a bucket has it: the latest row of each key was given out, and nothing else holds."""
+        for rows in KeyedRows(state, _FAMILY, ROWS).parts(rows_max):
+            yield with_diff(_changes(rows[[*dict(self.columns), TIME, DELETED]], 1))
 
     def check_partitions(self, rows: pl.DataFrame) -> None:
         """Make sure that all rows of a key are in one partition, so that offsets order them.

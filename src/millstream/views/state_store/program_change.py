@@ -24,6 +24,9 @@ view with other columns or key, of   rebuilds  is in it (`view_fill.py`). Where 
 a step that keeps                              deployment, which reads nothing for it. Without such a view: as above
 any of these, right below a table    rebuilds  a deployment fills it from the table's state (`table_fill.py`)
 that keeps its state
+step, or what its views are made     rebuilds  a deployment fills it, and all below it, of the tables' state
+anew of, behind tables that keep               (`step_fill.py`), and reads nothing for it
+their state
 topic, dataset, function, view in a  keeps     what was written cannot be taken back: it takes effect at
 database, below such a step                    the next batch
 dataset or view in a database with   refuses   its rows stand where Millstream cannot replace them
@@ -37,10 +40,10 @@ Nothing here reads or changes a store: `millstream plan` shows it, and a test ca
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any
 
 from millstream.kernels.definition import canonical_text, without_code
 from millstream.views.coverage import (
@@ -57,6 +60,7 @@ from millstream.views.state_store.definition_comparison import (
 )
 from millstream.views.state_store.definition_difference import differences
 from millstream.views.state_store.fill_search import FillSearch
+from millstream.views.state_store.part_change import PartChange, PartKind, ProgramChange
 from millstream.views.state_store.program import StoredProgram
 from millstream.views.state_store.program_paths import ProgramPaths
 from millstream.views.state_store.program_state import (
@@ -64,75 +68,9 @@ from millstream.views.state_store.program_state import (
     ProgramState,
     state_store_output,
 )
-from millstream.views.state_store.table_fill import TableFill
+from millstream.views.state_store.step_fill import StepFill, StepFillSearch
+from millstream.views.state_store.table_fill import TableFill, whole_steps
 from millstream.views.state_store.view_fill import ViewFill
-
-Verdict = Literal["keeps", "drops", "rebuilds", "refuses"]
-"""What happens to a part; in this order, from the least to the most."""
-
-PartKind = Literal["step", "view", "topic", "dataset", "function"]
-_ORDER: tuple[Verdict, ...] = get_args(Verdict)
-
-
-@dataclass(frozen=True)
-class PartChange:
-    """What an edit does to one part of an app: the state of a step, or the rows of an output.
-
-    ``why`` are texts. ``was`` is the name of a step before, if that is all that changed. ``topics`` are
-    those whose records it needs again. ``key`` is what the state of a step is kept under, now. ``filled_from`` is the
-    view of which a view gets all its rows, and ``filled_from_table`` the step of whose state it does. ``may_run``: a run is
-    possible without a deployment, and the view then has rows from there on.
-    """
-
-    kind: PartKind
-    name: str
-    verdict: Verdict
-    why: tuple[str, ...] = ()
-    was: str | None = None
-    topics: tuple[str, ...] = ()
-    key: str | None = None
-    filled_from: str | None = None
-    filled_from_table: str | None = None
-    may_run: bool = False
-
-    @property
-    def is_computed(self) -> bool:
-        """Whether it is computed anew, of what the log has."""
-        filled = self.filled_from or self.filled_from_table
-        return self.verdict == "rebuilds" and filled is None
-
-
-@dataclass(frozen=True)
-class ProgramChange:
-    """What an edit does to an app. ``refusals`` concern the app as a whole.
-
-    ``kept`` has the steps that keep their state: the key of it now, and the key that it was stored under. ``fills`` says of
-    each view that is filled from another one how, and ``table_fills`` of each that is filled from a table.
-    """
-
-    parts: tuple[PartChange, ...]
-    refusals: tuple[str, ...] = ()
-    kept: Mapping[str, str] = field(default_factory=dict)
-    fills: Mapping[str, ViewFill] = field(default_factory=dict)
-    table_fills: Mapping[str, TableFill] = field(default_factory=dict)
-
-    @property
-    def verdict(self) -> Verdict:
-        """The most that happens to any part."""
-        found = [part.verdict for part in self.parts]
-        return "refuses" if self.refusals else max(found, key=_ORDER.index, default="keeps")
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        """The topics whose records are needed again."""
-        needed = (t for part in self.parts if part.verdict == "rebuilds" for t in part.topics)
-        return tuple(sorted(set(needed)))
-
-    @property
-    def moves_state(self) -> bool:
-        """Whether stored state is not exactly what a run of the program would find."""
-        changes = any(part.kind == "step" and part.verdict != "keeps" for part in self.parts)
-        return changes or any(now != was for now, was in self.kept.items())
 
 
 def compare_programs(
@@ -165,20 +103,36 @@ def compare_programs(
     found = FillSearch(left, declared, steps.kept, steps.stored_paths).found(remade)
     fills = {view: fill for view, fill in found.items() if view not in again}
     filled = {view: fill for view, fill in fills.items() if not isinstance(fill, str)}
-    steps.rebuild_whole_paths(views, remade.keys() - filled.keys())
+    steps.rebuild_whole_paths(
+        views,
+        remade.keys() - filled.keys(),
+        lambda readers, above: StepFillSearch(
+            declared.steps,
+            _whole(left, steps),
+            readers,
+            above,
+            declared.paths,
+            again,
+        ),
+    )
     kept = {view: fill for view, fill in filled.items() if fill.step in steps.kept}
     parts = [*steps.changes()]
     rebuilt = {part.key for part in parts if part.verdict in ("rebuilds", "refuses")}
-    outputs = _Outputs(
-        left, now, declared, steps.paths, frozenset(filter(None, rebuilt)), remade, fills
-    )
+    outputs = _Outputs(left, declared, steps, frozenset(filter(None, rebuilt)), remade, fills)
     return ProgramChange(
         (*parts, *outputs.changes()),
         (),
         steps.kept,
         {view: fill for view, fill in kept.items() if isinstance(fill, ViewFill)},
         {view: fill for view, fill in kept.items() if isinstance(fill, TableFill)},
+        steps.filled,
     )
+
+
+def _whole(left: ProgramState, steps: _Steps) -> set[str]:
+    """Return the steps that keep their state, which was computed of all records."""
+    whole = whole_steps(steps.stored_paths, left.outputs.written())
+    return {key for key, stored in steps.kept.items() if stored in whole}
 
 
 def pair_steps(stored: StoredProgram, now: StoredProgram) -> dict[str, str]:
@@ -195,7 +149,7 @@ class _Steps:
     """Pairs the steps of two programs.
 
     ``again``: steps that are as before and are rebuilt; the key before, and why. ``migrated``: kept steps whose state
-    goes from an older version to a newer one, and what that is.
+    goes from an older version to a newer one, and what that is. ``filled``: steps that are computed of the state of tables.
     """
 
     stored: StoredProgram
@@ -205,6 +159,7 @@ class _Steps:
     unclear: dict[str, str] = field(default_factory=dict)
     again: dict[str, tuple[str, str]] = field(default_factory=dict)
     migrated: dict[str, str] = field(default_factory=dict)
+    filled: dict[str, StepFill] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         waiting: dict[str, list[str]] = {}
@@ -232,28 +187,53 @@ class _Steps:
         """The paths of the program that has run."""
         return ProgramPaths(self.stored)
 
-    def rebuild_whole_paths(self, views: Mapping[str, Any], remade: Iterable[str]) -> None:
+    def rebuild_whole_paths(
+        self, views: Mapping[str, Any], remade: Iterable[str], search: SearchOf
+    ) -> None:
         """Rebuild all steps on a path with one that is rebuilt, or that gives rows to a view of which rows are.
 
         The state of a step says what it will give out, and not what it has given out. If a step below it were
         computed of what it gives out in a second reading, it would miss rows, or have them twice. So would a view
-        that has its rows, if they are computed anew because of another step.
+        that has its rows, if they are computed anew because of another step. Steps that are filled of tables concern no other.
 
         Args:
             views: The definitions of the views in the state store.
             remade: Those of them that are made anew.
+            search: Returns what finds steps to fill, by the steps that read each, and those above each view.
         """
+        above_views = {view: self.paths.steps_of(definition) for view, definition in views.items()}
+        given = {key for view in remade for key in self.paths.next_steps_of(views[view])}
+        given &= {*self.kept}
+        new = self.now.steps.keys() - self.kept.keys() - self.unclear.keys()
+        finder = search(self._readers(), above_views)
+        filled, settled = finder.found(given | new), False
+        while not settled:
+            why = self._rebuilt_with(
+                given - filled.keys(), new - filled.keys(), filled, above_views
+            )
+            left = finder.found(filled, {*why, *(new | given) - filled.keys()})
+            filled, settled = left, left.keys() == filled.keys()
+        why |= dict.fromkeys(given & filled.keys(), _GIVES_ROWS)
+        self.filled = filled
+        self.again = {key: (self.kept.pop(key), text) for key, text in why.items()}
+
+    def _rebuilt_with(
+        self,
+        given: set[str],
+        new: set[str],
+        filled: Collection[str],
+        above_views: Mapping[str, set[str]],
+    ) -> dict[str, str]:
+        """Return the kept steps that are rebuilt from the log, as ``given`` and ``new`` ones are; and why."""
         above = {
             key: self.paths.steps_of(step["definition"]) for key, step in self.now.steps.items()
         }
-        above_views = {view: self.paths.steps_of(definition) for view, definition in views.items()}
-        given = {key for view in remade for key in self.paths.next_steps_of(views[view])}
-        why = dict.fromkeys(given & {*self.kept}, "a view is made anew that has its rows")
-        waiting = [*sorted(why), *sorted(above.keys() - self.kept.keys() - self.unclear.keys())]
+        why = dict.fromkeys(given, _GIVES_ROWS)
+        waiting = [*sorted(why), *sorted(new)]
         while waiting:
             rebuilt = waiting.pop()
             name = self.now.steps[rebuilt]["name"]
-            for key in sorted(self.kept.keys() - why.keys()):
+            for key in sorted(self.kept.keys() - why.keys() - {*filled}):
                 if key in above[rebuilt]:
                     why[key] = f"the step {name!r} below it is rebuilt, of what it gives out"
                 elif rebuilt in above[key]:
@@ -265,7 +245,21 @@ class _Steps:
                 else:
                     continue
                 waiting.append(key)
-        self.again = {key: (self.kept.pop(key), text) for key, text in why.items()}
+        return why
+
+    def _readers(self) -> dict[str, set[str]]:
+        """Return the steps that take the rows of each step."""
+        found: dict[str, set[str]] = {}
+        for key, step in self.now.steps.items():
+            for above in self.paths.next_steps_of(step["definition"]):
+                found.setdefault(above, set()).add(key)
+        return found
+
+    def tables_of(self, keys: Iterable[str]) -> tuple[str, ...]:
+        """Return the names of the tables of whose state steps are computed, if all of them are; () otherwise."""
+        fills = [self.filled.get(key) for key in keys]
+        tables = {table for fill in fills if fill is not None for table in fill.tables}
+        return () if None in fills else tuple(sorted(self.now.steps[one]["name"] for one in tables))
 
     def _pair_migrated(self) -> None:
         """Keep the state of process functions that have a way from the version that is stored."""
@@ -304,7 +298,6 @@ class _Steps:
         """Yield what happens to each step of the program, then to those that are no longer there."""
         pairs = dict(self.changed_pairs())
         for key, step in self.now.steps.items():
-            topics = tuple(sorted(self.paths.topics_of(step["definition"])))
             name = step["name"]
             if key in self.kept:
                 before = self.stored.steps[self.kept[key]]["name"]
@@ -313,18 +306,36 @@ class _Steps:
                 yield PartChange("step", name, "keeps", migrated, was=was, key=key)
             elif key in self.again:
                 _, reason = self.again[key]
-                yield PartChange("step", name, "rebuilds", (reason,), topics=topics, key=key)
+                yield self._rebuilt(key, (reason,))
             elif key in self.unclear:
                 yield PartChange("step", name, "refuses", (self._versions(),), key=key)
             elif key in pairs:
                 why = _reasons(_definition(self.stored, pairs[key]), _definition(self.now, key))
-                yield PartChange("step", name, "rebuilds", why, topics=topics, key=key)
+                yield self._rebuilt(key, why)
             else:
-                yield PartChange("step", name, "rebuilds", (_NEW_STEP,), topics=topics, key=key)
+                yield self._rebuilt(
+                    key, (_NEW_STEP if key in self.filled else _NOT_FILLED,), is_new=True
+                )
         used = {*self._paired.values(), *pairs.values()}
         for key, step in self.stored.steps.items():
             if key not in used:
                 yield PartChange("step", step["name"], "drops", ("it is no longer there",))
+
+    def _rebuilt(self, key: str, why: tuple[str, ...], *, is_new: bool = False) -> PartChange:
+        """Return the change of a step that is computed anew: of the log, or of the state of tables."""
+        step = self.now.steps[key]
+        topics = tuple(sorted(self.paths.topics_of(step["definition"])))
+        if key in self.filled:
+            return PartChange(
+                "step",
+                step["name"],
+                "rebuilds",
+                why,
+                key=key,
+                filled_from_steps=self.tables_of([key]),
+                is_addition=is_new,
+            )
+        return PartChange("step", step["name"], "rebuilds", why, topics=topics, key=key)
 
     def changed_pairs(self) -> Iterator[tuple[str, str]]:
         """Pair what is left, the new with the old: by key, then by name, then the only two that are left."""
@@ -362,7 +373,10 @@ class _Steps:
         )
 
 
-_NEW_STEP = (
+SearchOf = Callable[[Mapping[str, Collection[str]], Mapping[str, Collection[str]]], StepFillSearch]
+_GIVES_ROWS = "a view is made anew that has its rows"
+_NEW_STEP = "it is new"
+_NOT_FILLED = (
     "it is new, and is computed from the log: no view holds the event times and the order of rows"
 )
 
@@ -402,9 +416,8 @@ class _Outputs:
     """Compares the outputs of two programs."""
 
     left: ProgramState
-    now: StoredProgram
     declared: ProgramOutputs
-    paths: ProgramPaths
+    steps: _Steps
     rebuilt: frozenset[str]
     remade: Mapping[str, tuple[str, ...]]
     fills: Mapping[str, ViewFill | TableFill | str]
@@ -428,7 +441,7 @@ class _Outputs:
         name, label = output
         kind = _kind(label)
         definition = json.loads(declared.definition)
-        below = bool(self.rebuilt & self.paths.steps_of(definition))
+        below = bool(self.rebuilt & self.steps.paths.steps_of(definition))
         if label == STATE_STORE_VIEW:
             remade = self.remade.get(name, ())
             if below or remade:
@@ -437,7 +450,7 @@ class _Outputs:
             if isinstance(fill := self.fills.get(name), ViewFill):
                 return PartChange(kind, name, "keeps", (since,), filled_from=fill.source)
             if isinstance(fill, TableFill):
-                return _of_table(name, (since,), fill, may_run=True)
+                return _of_table(name, (since,), fill, is_addition=True)
         elif kind in ("view", "dataset") and before is not None:
             shape = _columns_differ(json.loads(before.definition), definition)
             if shape:
@@ -456,10 +469,21 @@ class _Outputs:
         if isinstance(fill, ViewFill) and not below:
             return PartChange("view", view, "rebuilds", remade, filled_from=fill.source)
         if isinstance(fill, TableFill) and not below:
-            return _of_table(view, remade, fill, may_run=False)
+            return _of_table(view, remade, fill, is_addition=False)
         above = ["a step above it is rebuilt"] if below else []
+        steps = self.rebuilt & self.steps.paths.steps_of(definition)
+        if tables := self.steps.tables_of(steps):
+            is_new = state_store_output(view) not in self.left.outputs.coverage
+            return PartChange(
+                "view",
+                view,
+                "rebuilds",
+                ("it is new",) if is_new else (*remade, *above),
+                filled_from_steps=tables,
+                is_addition=is_new,
+            )
         why = (*remade, *self._not_filled(view), *above)
-        topics = tuple(sorted(self.paths.topics_of(definition)))
+        topics = tuple(sorted(self.steps.paths.topics_of(definition)))
         return PartChange("view", view, "rebuilds", why, topics=topics)
 
     def _not_filled(self, view: str) -> list[str]:
@@ -483,13 +507,15 @@ class _Outputs:
         return (*why, f"takes effect at {self._next}; what was written before stays")
 
     def _is_same(self, was: Any, now: Any) -> bool:
-        upgraded = self.left.program.versions != self.now.versions
+        upgraded = self.left.program.versions != self.steps.now.versions
         return same_definition(was, now) or (upgraded and same_text(was, now))
 
 
-def _of_table(view: str, why: tuple[str, ...], fill: TableFill, *, may_run: bool) -> PartChange:
+def _of_table(view: str, why: tuple[str, ...], fill: TableFill, *, is_addition: bool) -> PartChange:
     table = fill.table.name
-    return PartChange("view", view, "rebuilds", why, filled_from_table=table, may_run=may_run)
+    return PartChange(
+        "view", view, "rebuilds", why, filled_from_table=table, is_addition=is_addition
+    )
 
 
 _KEPT_HAS_MORE = "it goes on with the rows of the version that is kept, as it lacks some of them"

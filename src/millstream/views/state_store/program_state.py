@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from millstream.kernels.table_inputs import StepInputs
 from millstream.views.coverage import (
     STATE_STORE_VIEW,
     BatchBoundary,
@@ -20,12 +21,14 @@ from millstream.views.state_store.view_fill import ViewPath
 class ProgramOutputs:
     """The outputs of a program, and the schemas of its views in the state store, by name.
 
-    ``paths`` are those to views that hold all rows of a step. Without them no view is filled from another one.
+    ``paths`` are those to views that hold all rows of a step. Without them no view is filled from another one. ``steps`` says where
+    each step has its rows from. Without that no step is filled.
     """
 
     coverage: Mapping[OutputSink, OutputCoverage]
     schemas: Mapping[str, ViewSchema]
     paths: Mapping[str, ViewPath] = field(default_factory=dict)
+    steps: Mapping[str, StepInputs] = field(default_factory=dict)
 
     def written(self) -> Iterator[OutputCoverage]:
         """Yield the coverage of the views that the program writes to the state store."""

@@ -1,8 +1,9 @@
 """Views of a table that are filled from the table's own state, so that the log is not read for them.
 
-The state of a table with a key is what it has given out: the latest row of each key. So a view below filters and expressions over
-it is what they make of that state, at its position, as if it had been written from the beginning. The state does not
-say whether it was computed of all records; a view with rows of the table that has been whole since the beginning does.
+The state of a table with a key is what it has given out: the latest row of each key, of a captured table the database's, of groups their
+aggregates. So a view below filters and expressions over it is what they make of that state, at its position, as if it had been
+written from the beginning. The state does not say whether it was computed of all records; a view with rows of the table that has been
+whole since the beginning does.
 
 Of other steps the state is not what they have given out: a window has partials of which some were not, a join its inputs.
 """
@@ -15,16 +16,19 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from millstream.kernels.frames import visible
+from millstream.kernels.given_out import HeldTable
 from millstream.kernels.plan import StepEdge
 from millstream.kernels.row_keys import row_key_after
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.sorted_runs import RunStore
-from millstream.kernels.tables.upserts import Upserts
 from millstream.views.coverage import OutputCoverage, is_complete
 from millstream.views.schema import ViewSchema
 from millstream.views.state_store.program_paths import ProgramPaths
 from millstream.views.state_store.program_switch import FilledView
 from millstream.views.state_store.view_fill import RowKey, ViewPath, rows_after
+
+_ROWS_MAX = 200_000  # of a table's state that are looked at at once
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class TableFill:
     definition: str
     step: str
     stored: str
-    table: Upserts
+    table: HeldTable
     edges: tuple[StepEdge, ...]
 
     def rows(self, manifests: Mapping[tuple[int, int], bytes], runs: RunStore) -> pl.DataFrame:
@@ -50,9 +54,9 @@ class TableFill:
         """
         messages = (json.loads(one).get(self.stored) for one in manifests.values())
         states = (OperatorState.from_message(one, runs) for one in messages if one is not None)
-        found = [rows for state in states if (rows := self.table.rows_held(state)) is not None]
-        every = pl.concat(found) if found else pl.DataFrame(schema=dict(self.table.columns))
-        return rows_after(self.edges, every, self.schema)
+        parts = (part for state in states for part in self.table.given_out(state, _ROWS_MAX))
+        made = [rows_after(self.edges, part[visible(part.columns)], self.schema) for part in parts]
+        return pl.concat(made) if made else pl.DataFrame(schema=self.schema.dtypes)
 
     def filled(self, manifests: Mapping[tuple[int, int], bytes], runs: RunStore) -> FilledView:
         """Return the view with all its rows, which is whole. No run may commit meanwhile."""
@@ -63,9 +67,9 @@ def find_table_fill(
     schema: ViewSchema, definition: str, path: ViewPath, stored: str
 ) -> TableFill | None:
     """Return how a view is filled from the table above it; None if its rows do not stand for rows of the table."""
-    if path.table is None:
+    if path.table is None or not path.table.row_key:
         return None
-    key: RowKey | None = path.table.by
+    key: RowKey | None = path.table.row_key
     for edge in path.edges:
         key = row_key_after(edge.step, key)
     if key is None or {*key} not in [{*one} for one in path.row_keys]:

@@ -37,11 +37,12 @@ from millstream.errors import ConflictError
 from millstream.kernels.definition import canonical_text
 from millstream.kernels.errors.dead_letter_collector import DeadLetterCollector
 from millstream.kernels.frames import FrameRow
-from millstream.kernels.plan import JobPlan, PlanEdge, StepEdge, ViewSinkSpec
+from millstream.kernels.given_out import HeldTable
+from millstream.kernels.plan import JobPlan, StepEdge, ViewSinkSpec
 from millstream.kernels.routing import RowRouter, StepRouter, TaskLedger
 from millstream.kernels.row_keys import row_key_after
 from millstream.kernels.steps import Drop, Rename, is_defining
-from millstream.kernels.tables.upserts import Upserts
+from millstream.kernels.table_inputs import held_table, paths_to
 from millstream.views.coverage import (
     STATE_STORE_VIEW,
     OutputCoverage,
@@ -75,7 +76,7 @@ class ViewPath:
     step: str
     edges: tuple[StepEdge, ...]
     row_keys: tuple[RowKey, ...]
-    table: Upserts | None = None
+    table: HeldTable | None = None
 
 
 def view_paths(plan: JobPlan) -> dict[str, ViewPath]:
@@ -83,39 +84,12 @@ def view_paths(plan: JobPlan) -> dict[str, ViewPath]:
     found = {}
     kernels = {one.key: one.kernel for stage in plan.stages for one in stage.operators}
     for sink in plan.sinks:
-        paths = [*_paths_to(plan, sink.port)] if sink.spec == ViewSinkSpec() else []
+        paths = [*paths_to(plan, sink.port)] if sink.spec == ViewSinkSpec() else []
         if len(paths) == 1:
             step, edges = paths[0]
             if step is not None:
-                kernel = kernels[step]
-                table = kernel if isinstance(kernel, Upserts) else None
-                found[sink.name] = ViewPath(step, edges, sink.row_keys, table)
+                found[sink.name] = ViewPath(step, edges, sink.row_keys, held_table(kernels[step]))
     return found
-
-
-def _paths_to(plan: JobPlan, port: int) -> Iterator[tuple[str | None, tuple[StepEdge, ...]]]:
-    """Yield the paths to a port: the key of the step whose rows it takes, or None, and the stateless steps."""
-    operators = [operator for stage in plan.stages for operator in stage.operators]
-    others = [
-        *(source.edges for source in plan.sources),
-        *(native.edges for native in plan.natives),
-        *(frame.edges for frame in plan.frames),
-        *(operator.late_edges for operator in operators),
-    ]
-    for edges in others:
-        yield from ((None, path) for path in _down(edges, port))
-    for operator in operators:
-        yield from ((operator.key, path) for path in _down(operator.edges, port))
-
-
-def _down(
-    edges: Iterable[PlanEdge], port: int, above: tuple[StepEdge, ...] = ()
-) -> Iterator[tuple[StepEdge, ...]]:
-    for edge in edges:
-        if isinstance(edge, StepEdge):
-            yield from _down(edge.downstream, port, (*above, edge))
-        elif edge.port == port:
-            yield above
 
 
 @dataclass(frozen=True)
