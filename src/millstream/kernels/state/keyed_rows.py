@@ -14,6 +14,7 @@ count; marks go when they are folded into the oldest run.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,9 +50,13 @@ class KeyedRows:
             self.family, self.counted, signed=self.signed, numbered=self.numbered
         )
 
-    def get(self, hashes: Hashes) -> pl.DataFrame | None:
-        """Return the rows of these hashes (sorted, distinct); None if there are none."""
-        found = list(self.runs.look_up(_SLOT, hashes))
+    def get(self, hashes: Hashes, columns: Sequence[str] | None = None) -> pl.DataFrame | None:
+        """Return the rows of these hashes (sorted, distinct); None if there are none.
+
+        ``columns`` are those that are wanted, with ``__hash``; by default all.
+        """
+        wanted = None if columns is None else [*columns, _VERSION, _GONE]
+        found = list(self.runs.look_up(_SLOT, hashes, wanted))
         if not found:
             return None
         newest = found[0] if len(found) == 1 else _newest(pl.concat(found))
@@ -70,7 +75,7 @@ class KeyedRows:
         versioned = rows.with_columns(
             pl.lit(version, pl.Int64).alias(_VERSION), pl.lit(value=False).alias(_GONE)
         )
-        gone = np.setdiff1d(hashes, sorted_distinct(rows[HASH].to_numpy()), assume_unique=True)
+        gone = _without(hashes, rows[HASH].to_numpy())
         if len(gone) and self.runs.slots.get(_SLOT):
             marks = pl.DataFrame({HASH: gone}).with_columns(
                 pl.lit(version, pl.Int64).alias(_VERSION), pl.lit(value=True).alias(_GONE)
@@ -114,6 +119,13 @@ def _newest(rows: pl.DataFrame) -> pl.DataFrame:
     newest = np.repeat(np.maximum.reduceat(of_order, starts), np.diff(starts, append=len(order)))
     kept: pl.DataFrame = rows[order[of_order == newest]]
     return kept
+
+
+def _without(hashes: Hashes, others: Hashes) -> Hashes:
+    """Return the hashes (sorted, distinct) that are not among others."""
+    if np.array_equal(hashes, others):
+        return hashes[:0]
+    return np.setdiff1d(hashes, sorted_distinct(others), assume_unique=True)
 
 
 def _without_marks(rows: pl.DataFrame) -> pl.DataFrame | None:
