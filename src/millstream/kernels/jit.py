@@ -6,10 +6,12 @@ first time on a machine, and loading what was compiled before about one: so who 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, TypeVar, cast
 
@@ -37,6 +39,18 @@ def compiled(function: Function, *modules: ModuleType, allocates: bool = True) -
     """
     with _loading:
         return cast("Function", _compiled(function, modules, allocates=allocates))
+
+
+def is_kept(function: Callable[..., Any]) -> bool:
+    """Return whether an earlier process has compiled a function, and kept that where this one looks for it.
+
+    What is kept may be of an older version: then it is compiled all the same.
+    """
+    places = [Path(function.__code__.co_filename).parent / "__pycache__"]
+    if chosen := os.environ.get("NUMBA_CACHE_DIR"):
+        places = [one for one in Path(chosen).glob("*") if one.is_dir()]
+    pattern = f"*.{function.__name__}-*.nbi"
+    return any(next(place.glob(pattern), None) is not None for place in places)
 
 
 @cache

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -232,6 +233,81 @@ class _NewQueries(NamedTuple):
     postings: pl.DataFrame
 
 
+@dataclass(frozen=True)
+class _KnownVersions:
+    """The versions of queries that rows are tried with. ``only`` has of a query, by its hash, the version if there is one alone."""
+
+    step: Percolate
+    known: pl.DataFrame
+    hashes: Hashes
+    only: Int64s
+
+    @classmethod
+    def of(cls, step: Percolate, known: pl.DataFrame, hashes: Hashes) -> _KnownVersions:
+        """Find the versions of queries whose hashes, rising, are given."""
+        held = known[HASH].to_numpy()
+        order = np.argsort(held, kind="stable")
+        first = np.searchsorted(held[order], hashes)
+        count = np.searchsorted(held[order], hashes, side="right") - first
+        only = np.full(len(hashes), NO_MATCH, np.int64)
+        only[count == 1] = order[first[count == 1]]
+        return cls(step, known, hashes, only)
+
+    def in_force(self, docs: Int64s, queries: Int64s, times: Int64s) -> _Pairs:
+        """Return the candidates with the version of the query that is in force at the time of the row."""
+        versions = self.only[queries]
+        there = np.flatnonzero(versions != NO_MATCH)
+        held = versions[there]
+        age_us = times[there] - self._times[held]
+        is_valid = (age_us >= 0) & (times[there] >= self._valid_from[held]) & ~self._deleted[held]
+        if self.step.within_us is not None:
+            is_valid &= age_us <= self.step.within_us
+        found = _Pairs(docs[there], held).where(is_valid)
+        others = np.flatnonzero(versions == NO_MATCH)
+        if not len(others):
+            return found
+        more = self._of_several(docs[others], queries[others], times[others])
+        return _Pairs(*(np.concatenate(both) for both in zip(found, more, strict=True)))
+
+    @cached_property
+    def _times(self) -> Int64s:
+        return self.known[TIME].to_numpy()
+
+    @cached_property
+    def _valid_from(self) -> Int64s:
+        return self.known[VALID_FROM].to_numpy()
+
+    @cached_property
+    def _deleted(self) -> Bools:
+        return self.known[DELETED].to_numpy()
+
+    @cached_property
+    def _several(self) -> tuple[Int64s, Int64s, pl.DataFrame]:
+        """The versions that are not alone, the numbers of their keys, and the keys of each hash."""
+        alone = np.zeros(self.known.height, np.bool_)
+        alone[self.only[self.only != NO_MATCH]] = True
+        versions = np.flatnonzero(~alone)
+        rows = self.known[list(dict.fromkeys([HASH, *self.step.queries.keys]))][versions]
+        number = group_numbers(rows, self.step.queries.keys)
+        return versions, number, pl.DataFrame({HASH: rows[HASH], "key": number}).unique()
+
+    def _of_several(self, docs: Int64s, queries: Int64s, times: Int64s) -> _Pairs:
+        versions, number, keys = self._several
+        given = {"doc": docs, "time": times, HASH: self.hashes[queries]}
+        pairs = pl.DataFrame(given).join(keys, on=HASH, maintain_order="left")
+        nearest = nearest_rows(
+            (pairs["key"].to_numpy(), pairs["time"].to_numpy()),
+            (number, self._times[versions], self.known[TIE].to_numpy()[versions]),
+            direction="backward",
+            allow_equal=True,
+            tolerance_us=self.step.within_us,
+            valid_from=self._valid_from[versions],
+        )
+        nearest = without_deletions(nearest, pl.Series(self._deleted[versions]))
+        found = nearest != NO_MATCH
+        return _Pairs(pairs["doc"].to_numpy()[found], versions[nearest[found]])
+
+
 @dataclass
 class _PercolateBatch:
     """One batch of one bucket: what it emits, and how its state changes."""
@@ -309,8 +385,9 @@ class _PercolateBatch:
         if known is None:
             return
         verifier = QueryVerifier(documents, StoredConditions.of(known))
-        for docs, hashes in candidates.pairs(_PAIRS_MAX):
-            found = self._in_force(due, known, docs, hashes)
+        versions = _KnownVersions.of(step, known, candidates.hashes)
+        for docs, queries in candidates.pairs(_PAIRS_MAX):
+            found = versions.in_force(docs, queries, due[TIME].to_numpy()[docs])
             found = found.where(verifier.matches(found.rows, found.versions))
             if len(found.rows):
                 yield self._joined(documents, known, verifier, found)
@@ -327,25 +404,6 @@ class _PercolateBatch:
             return held
         wanted = np.isin(new.versions[HASH].to_numpy(), hashes)
         return concat_present([held, new.versions.filter(pl.Series(wanted))])
-
-    def _in_force(
-        self, due: pl.DataFrame, known: pl.DataFrame, docs: Int64s, hashes: Hashes
-    ) -> _Pairs:
-        """Return the candidates with the version of the query that is in force at the time of the row."""
-        number = group_numbers(known, self.step.queries.keys)
-        keys = pl.DataFrame({HASH: known[HASH], "key": number}).unique()
-        pairs = pl.DataFrame({"doc": docs, HASH: hashes}).join(keys, on=HASH, maintain_order="left")
-        of_doc = pairs["doc"].to_numpy()
-        versions = nearest_rows(
-            (pairs["key"].to_numpy(), due[TIME].to_numpy()[of_doc]),
-            (number, known[TIME].to_numpy(), known[TIE].to_numpy()),
-            direction="backward",
-            allow_equal=True,
-            tolerance_us=self.step.within_us,
-            valid_from=known[VALID_FROM].to_numpy(),
-        )
-        versions = without_deletions(versions, known[DELETED])
-        return _Pairs(of_doc, versions).where(versions != NO_MATCH)
 
     def _joined(
         self, documents: Documents, known: pl.DataFrame, verifier: QueryVerifier, found: _Pairs

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from millstream.kernels.arrays import Bools, Int64s
+from millstream.kernels.arrays import Bools, Float64s, Int64s
 from millstream.kernels.search.compiled_queries import CONDITIONS, SHAPE
 from millstream.kernels.search.conditions import (
     EXISTS,
@@ -28,11 +28,14 @@ from millstream.kernels.search.conditions import (
     TERM,
 )
 from millstream.kernels.search.documents import Documents, term_keys
-from millstream.kernels.search.geography import inside, near
+from millstream.kernels.search.geography import inside, may_be_near, near
 from millstream.kernels.search.language import whole_word
 from millstream.kernels.search.necessary_terms import term_key
 
 _NO_TERM = -1
+_COSTS = np.zeros(8, np.int64)  # by kind: what to test first
+_COSTS[[RANGE, EXISTS, NEAR, TERM]] = 0, 0, 1, 2
+_COSTS[[INSIDE, PHRASE, PREFIX, PATTERN]] = 3
 _TRUTHS_MAX = 2_000_000  # of conditions, and of what combines them, at a time: some 150 MB
 
 
@@ -61,6 +64,25 @@ class StoredConditions:
     def fields(self) -> Int64s:
         return self.table["field"].to_numpy().astype(np.int64)
 
+    @cached_property
+    def low(self) -> Int64s:
+        return self.table["low"].to_numpy()
+
+    @cached_property
+    def high(self) -> Int64s:
+        return self.table["high"].to_numpy()
+
+    @cached_property
+    def numbers(self) -> Float64s:
+        """The numbers of all conditions, one condition after the other."""
+        return self.table["numbers"].explode(empty_as_null=False, keep_nulls=False).to_numpy()
+
+    @cached_property
+    def number_starts(self) -> Int64s:
+        """Where the numbers of each condition begin."""
+        counts = self.table["numbers"].list.len().to_numpy().astype(np.int64)
+        return np.cumsum(counts) - counts
+
 
 @dataclass(frozen=True)
 class QueryVerifier:
@@ -71,14 +93,40 @@ class QueryVerifier:
 
     def matches(self, doc: Int64s, query: Int64s) -> Bools:
         """Return which pairs match: numbers of documents and of queries."""
-        found = np.zeros(len(doc), np.bool_)
+        found = self._shape_is_all[self._shape_numbers[query]]
+        every = np.flatnonzero(found)
+        found[every] = self._have_all(doc[every], query[every])
+        others = np.ones(len(doc), np.bool_)
+        others[every] = False
+        rest = np.flatnonzero(others)
         # By query: what is found once for each condition is then wanted in one part, or two.
-        order = np.lexsort((query, self._shape_numbers[query]))
+        order = rest[np.lexsort((query[rest], self._shape_numbers[query[rest]]))]
         sizes = self._shape_sizes[self._shape_numbers[query[order]]]
         for first, end in parts_of(sizes, _TRUTHS_MAX):
             at = order[first:end]
             found[at] = self._matches(doc[at], query[at])
         return found
+
+    def _have_all(self, doc: Int64s, query: Int64s) -> Bools:
+        """Return which pairs match, of queries all of whose conditions must be true: the cheapest first, of what is left then."""
+        left = np.arange(len(doc))
+        starts, counts = self.conditions.starts, np.diff(self.conditions.starts)
+        number = 0
+        found = np.zeros(len(doc), np.bool_)
+        while len(left):
+            is_over = counts[query[left]] == number
+            found[left[is_over]] = True
+            left = left[~is_over]
+            condition = self._by_cost[starts[query[left]] + number]
+            left = left[self.truth(doc[left], condition)]
+            number += 1
+        return found
+
+    @cached_property
+    def _by_cost(self) -> Int64s:
+        """The conditions, those of each query in the order of what it costs to test them."""
+        of_query = np.repeat(np.arange(len(self.conditions.shapes)), np.diff(self.conditions.starts))
+        return np.lexsort((_COSTS[self.conditions.kinds], of_query))
 
     def _matches(self, doc: Int64s, query: Int64s) -> Bools:
         found = np.zeros(len(doc), np.bool_)
@@ -108,6 +156,12 @@ class QueryVerifier:
         return np.array([numbers[shape] for shape in self.conditions.shapes], np.int64)
 
     @cached_property
+    def _shape_is_all(self) -> Bools:
+        """Of which shapes all conditions must be true."""
+        shapes = [(shape or "").split() for shape in self._shapes]
+        return np.array([bool(one) and all(word[0] in "c*&" for word in one) for one in shapes])
+
+    @cached_property
     def _shape_sizes(self) -> Int64s:
         # A deletion has no shape.
         return np.array([len((shape or "").split()) for shape in self._shapes], np.int64)
@@ -124,7 +178,7 @@ class QueryVerifier:
         """Return for each pair of a document and a condition, by its number, whether it is true."""
         truth = np.zeros(len(doc), np.bool_)
         kinds = self.conditions.kinds[condition]
-        for kind in np.unique(kinds).tolist():
+        for kind in np.flatnonzero(np.bincount(kinds)).tolist():
             at = np.flatnonzero(kinds == kind)
             truth[at] = self._tests[kind](doc[at], condition[at])
         return truth
@@ -161,21 +215,25 @@ class QueryVerifier:
         return np.where(self.conditions.kinds == TERM, numbers, _NO_TERM)
 
     def _in_range(self, doc: Int64s, condition: Int64s) -> Bools:
-        low, high = (self.conditions.table[name].to_numpy()[condition] for name in ("low", "high"))
+        low, high = self.conditions.low[condition], self.conditions.high[condition]
         field = self.conditions.fields[condition]
         values = self.documents.values[field, doc]
         found: Bools = self.documents.comparable[field, doc] & (low <= values) & (values <= high)
         return found
 
     def _near(self, doc: Int64s, condition: Int64s) -> Bools:
-        lists = self.conditions.table["numbers"].gather(condition)
-        circles = lists.explode().to_numpy().reshape(len(doc), 3)
         found = np.zeros(len(doc), np.bool_)
         field = self.conditions.fields[condition]
-        for number in np.unique(field).tolist():
+        first = self.conditions.number_starts[condition]
+        numbers = self.conditions.numbers
+        for number in np.flatnonzero(np.bincount(field)).tolist():
             at = np.flatnonzero((field == number) & self.documents.present[field, doc])
             latitudes, longitudes = self.documents.points[number]
-            found[at] = near(latitudes[doc[at]], longitudes[doc[at]], circles[at])
+            # What is too far to the north or south is known without its distance.
+            may_be = may_be_near(latitudes[doc[at]], numbers[first[at]], numbers[first[at] + 2])
+            at = at[may_be]
+            circles = numbers[first[at][:, None] + np.arange(3)]
+            found[at] = near(latitudes[doc[at]], longitudes[doc[at]], circles)
         return found
 
     # ── kinds that are looked at one by one ─────────────────────────────────────────────────
