@@ -22,14 +22,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
 from millstream.kernels.arrays import Bools, Int64s
-from millstream.kernels.changes import concat_present, group_numbers
+from millstream.kernels.changes import concat_present
 from millstream.kernels.errors.dead_letter_collector import FailedRows
 from millstream.kernels.errors.user_code import UnusableRowError, UserCode
 from millstream.kernels.frames import (
@@ -42,7 +41,7 @@ from millstream.kernels.frames import (
     TIME,
     WATERMARK_SEEN,
 )
-from millstream.kernels.joins.asof_match import NO_MATCH, nearest_rows, without_deletions
+from millstream.kernels.joins.asof_match import NO_MATCH
 from millstream.kernels.joins.join_input import JoinInput
 from millstream.kernels.joins.join_operator import add_late_rows, take_in_time
 from millstream.kernels.joins.versions import (
@@ -65,12 +64,14 @@ from millstream.kernels.search.compiled_queries import (
 )
 from millstream.kernels.search.documents import Documents, text_bytes
 from millstream.kernels.search.highlight import Highlight, fragments
+from millstream.kernels.search.known_versions import KnownVersions, Pairs
 from millstream.kernels.search.postings import Candidates, Postings
-from millstream.kernels.search.verify import QueryVerifier, StoredConditions, parts_of
+from millstream.kernels.search.verify import QueryVerifier, parts_of
 from millstream.kernels.state.keyhash import Hashes, hash_columns
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
-from millstream.kernels.state.sorted_runs import Share
+from millstream.kernels.state.rows_in_place import PlacedRows
+from millstream.kernels.state.sorted_runs import Share, to_arrow
 from millstream.kernels.time.watermarks import delayed_watermark
 
 SHARD = "__shard"  # Int64: of a query, and of a copy of a row
@@ -216,96 +217,11 @@ class Percolate(OperatorBase):
         result.counts["dead"] += rows.height
 
 
-class _Pairs(NamedTuple):
-    """Rows and versions of queries, by their numbers."""
-
-    rows: Int64s
-    versions: Int64s
-
-    def where(self, true: Bools) -> _Pairs:
-        return _Pairs(self.rows[true], self.versions[true])
-
-
 class _NewQueries(NamedTuple):
     """The versions of queries that a batch brings, and their postings."""
 
     versions: pl.DataFrame
     postings: pl.DataFrame
-
-
-@dataclass(frozen=True)
-class _KnownVersions:
-    """The versions of queries that rows are tried with. ``only`` has of a query, by its hash, the version if there is one alone."""
-
-    step: Percolate
-    known: pl.DataFrame
-    hashes: Hashes
-    only: Int64s
-
-    @classmethod
-    def of(cls, step: Percolate, known: pl.DataFrame, hashes: Hashes) -> _KnownVersions:
-        """Find the versions of queries whose hashes, rising, are given."""
-        held = known[HASH].to_numpy()
-        order = np.argsort(held, kind="stable")
-        first = np.searchsorted(held[order], hashes)
-        count = np.searchsorted(held[order], hashes, side="right") - first
-        only = np.full(len(hashes), NO_MATCH, np.int64)
-        only[count == 1] = order[first[count == 1]]
-        return cls(step, known, hashes, only)
-
-    def in_force(self, docs: Int64s, queries: Int64s, times: Int64s) -> _Pairs:
-        """Return the candidates with the version of the query that is in force at the time of the row."""
-        versions = self.only[queries]
-        there = np.flatnonzero(versions != NO_MATCH)
-        held = versions[there]
-        age_us = times[there] - self._times[held]
-        is_valid = (age_us >= 0) & (times[there] >= self._valid_from[held]) & ~self._deleted[held]
-        if self.step.within_us is not None:
-            is_valid &= age_us <= self.step.within_us
-        found = _Pairs(docs[there], held).where(is_valid)
-        others = np.flatnonzero(versions == NO_MATCH)
-        if not len(others):
-            return found
-        more = self._of_several(docs[others], queries[others], times[others])
-        return _Pairs(*(np.concatenate(both) for both in zip(found, more, strict=True)))
-
-    @cached_property
-    def _times(self) -> Int64s:
-        return self.known[TIME].to_numpy()
-
-    @cached_property
-    def _valid_from(self) -> Int64s:
-        return self.known[VALID_FROM].to_numpy()
-
-    @cached_property
-    def _deleted(self) -> Bools:
-        return self.known[DELETED].to_numpy()
-
-    @cached_property
-    def _several(self) -> tuple[Int64s, Int64s, pl.DataFrame]:
-        """The versions that are not alone, the numbers of their keys, and the keys of each hash."""
-        alone = np.zeros(self.known.height, np.bool_)
-        alone[self.only[self.only != NO_MATCH]] = True
-        versions = np.flatnonzero(~alone)
-        rows = self.known[list(dict.fromkeys([HASH, *self.step.queries.keys]))][versions]
-        number = group_numbers(rows, self.step.queries.keys)
-        return versions, number, pl.DataFrame({HASH: rows[HASH], "key": number}).unique()
-
-    def _of_several(self, docs: Int64s, queries: Int64s, times: Int64s) -> _Pairs:
-        versions, number, keys = self._several
-        given = {"doc": docs, "time": times, HASH: self.hashes[queries]}
-        pairs = pl.DataFrame(given).join(keys, on=HASH, maintain_order="left")
-        nearest = nearest_rows(
-            (pairs["key"].to_numpy(), pairs["time"].to_numpy()),
-            (number, self._times[versions], self.known[TIE].to_numpy()[versions]),
-            direction="backward",
-            allow_equal=True,
-            tolerance_us=self.step.within_us,
-            valid_from=self._valid_from[versions],
-        )
-        nearest = without_deletions(nearest, pl.Series(self._deleted[versions]))
-        found = nearest != NO_MATCH
-        return _Pairs(pairs["doc"].to_numpy()[found], versions[nearest[found]])
 
 
 @dataclass
@@ -384,10 +300,9 @@ class _PercolateBatch:
         known = self._known(candidates.hashes, new)
         if known is None:
             return
-        verifier = QueryVerifier(documents, StoredConditions.of(known))
-        versions = _KnownVersions.of(step, known, candidates.hashes)
+        verifier = QueryVerifier(documents, known.conditions)
         for docs, queries in candidates.pairs(_PAIRS_MAX):
-            found = versions.in_force(docs, queries, due[TIME].to_numpy()[docs])
+            found = known.in_force(docs, queries, due[TIME].to_numpy()[docs])
             found = found.where(verifier.matches(found.rows, found.versions))
             if len(found.rows):
                 yield self._joined(documents, known, verifier, found)
@@ -397,27 +312,32 @@ class _PercolateBatch:
         docs, terms = documents.index_terms(self.context.seed)
         return self.postings.candidates(docs, terms, None if new is None else new.postings)
 
-    def _known(self, hashes: Hashes, new: _NewQueries | None) -> pl.DataFrame | None:
+    def _known(self, hashes: Hashes, new: _NewQueries | None) -> KnownVersions | None:
         """Return the versions of queries with these hashes, rising, and the new ones of them."""
-        held = self.versions.look_up(hashes)
-        if new is None:
-            return held
-        wanted = np.isin(new.versions[HASH].to_numpy(), hashes)
-        return concat_present([held, new.versions.filter(pl.Series(wanted))])
+        keys, others = self.step.queries.keys, (HASH, TIME, TIE, VALID_FROM, DELETED)
+        columns = list(dict.fromkeys([*others, *keys, *self.step.by]))
+        parts = [*self.versions.look_up_in_place(hashes, columns)]
+        if new is not None:
+            places = np.flatnonzero(np.isin(new.versions[HASH].to_numpy(), hashes))
+            table = to_arrow(new.versions)
+            parts.append(PlacedRows(new.versions[columns][places], table, places))
+        if not any(part.rows.height for part in parts):
+            return None
+        return KnownVersions.of(keys, self.step.within_us, parts, hashes)
 
     def _joined(
-        self, documents: Documents, known: pl.DataFrame, verifier: QueryVerifier, found: _Pairs
+        self, documents: Documents, known: KnownVersions, verifier: QueryVerifier, found: Pairs
     ) -> pl.DataFrame:
         """Return the rows of matches, by row and then by the query's key."""
         step, rows = self.step, documents.rows
-        keys = known[list(step.queries.keys)][found.versions]
+        keys = known.rows[list(step.queries.keys)][found.versions]
         order = pl.DataFrame({"doc": found.rows}).hstack(keys).with_row_index("place")
         order = order.sort("doc", *keys.columns, nulls_last=True, maintain_order=True)
         at = order["place"].to_numpy()
-        found = _Pairs(found.rows[at], found.versions[at])
+        found = Pairs(found.rows[at], found.versions[at])
         columns = [
             *rows[step.names][found.rows].get_columns(),
-            *known[step.queries.names][found.versions].get_columns(),
+            *known.columns(step.queries.names, found.versions).get_columns(),
         ]
         if step.highlight is not None:
             columns.append(fragments(step.highlight, verifier, found.rows, found.versions))

@@ -68,7 +68,7 @@ class Postings:
         if new is not None:
             found.append(new[[_TERM, HASH]].filter(pl.Series(np.isin(new[_TERM], wanted))))
         none = pl.DataFrame(schema={_TERM: pl.UInt64(), HASH: pl.UInt64()})
-        return Candidates(docs, terms, pl.concat([none, *found]).unique())
+        return Candidates(docs, terms, pl.concat([none, *found]))
 
 
 @dataclass(frozen=True)

@@ -256,7 +256,7 @@ class SortedRuns:
         """
         for run in self.slots.get(slot, ()):
             table = self.table(run)
-            found = _positions(self._sorted_values(table), hashes)
+            found = positions_of(self._sorted_values(table), hashes)
             table = table if columns is None else table.select(list(columns))
             rows = self._own(run, table.take(pa.array(found))) if len(found) else None
             if rows is not None and rows.height:
@@ -531,7 +531,7 @@ def _cuts(hashes: Hashes, starts: Hashes) -> Iterator[tuple[int, int, int]]:
             yield number, first, end
 
 
-def _positions(held: Hashes, wanted: Hashes) -> np.ndarray[Any, np.dtype[np.int64]]:
+def positions_of(held: Hashes, wanted: Hashes) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return the positions in ``held`` (sorted) of every row whose hash is among ``wanted``."""
     if not len(held):  # a share of no rows
         return np.empty(0, np.int64)
