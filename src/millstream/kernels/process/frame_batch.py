@@ -22,6 +22,7 @@ from millstream.kernels.process.stored_keys import (
     stored_parts,
 )
 from millstream.kernels.state.hash_order import differs_from_previous, sorted_distinct
+from millstream.kernels.state.keyhash import tells_keys_apart
 from millstream.kernels.time.watermarks import NO_WATERMARK
 
 _TIMES = pl.List(pl.Datetime("us", "UTC"))
@@ -82,7 +83,7 @@ def _numbered_by_hash(
     order = np.argsort(due[HASH].to_numpy())
     rising = due[HASH].to_numpy()[order]
     begins = differs_from_previous(rising)
-    if not _equal_within(due, order, begins, names):
+    if not (tells_keys_apart(due, names) or _equal_within(due, order, begins, names)):
         return None
     numbers = np.empty(len(order), np.int64)
     numbers[order] = np.cumsum(begins) - 1
@@ -97,8 +98,7 @@ def _merged(
 ) -> _NumberedKeys | None:
     """Number the keys of two tables, each in the order of hashes; ``numbers`` are those of rows, in the second one."""
     held, new = known[HASH].to_numpy(), came[HASH].to_numpy()
-    keys = same = came
-    of_known = np.arange(len(held))
+    keys, of_known = came, np.arange(len(held))
     if not np.array_equal(held, new):
         every = sorted_distinct(np.concatenate([held, new]))
         of_known, of_came = np.searchsorted(every, held), np.searchsorted(every, new)
@@ -107,7 +107,8 @@ def _merged(
         places[of_came] = len(held) + np.arange(len(new))
         keys = came if len(every) == len(new) else pl.concat([known, came])[places]
         numbers = numbers if len(every) == len(new) else of_came[numbers]
-        same = keys[of_known]
+    apart = tells_keys_apart(known, names) and tells_keys_apart(came, names)
+    same = known if apart else keys[of_known]
     if not all(same[name].eq_missing(known[name]).all() for name in names):
         return None
     return _NumberedKeys(keys, of_known, numbers)
