@@ -30,15 +30,19 @@ def is_available() -> bool:
     return True
 
 
-def compiled(function: Function, *modules: ModuleType, allocates: bool = True) -> Function:
+def compiled(
+    function: Function, *modules: ModuleType, allocates: bool = True, inlined: bool = False
+) -> Function:
     """Return the compiled function; it is compiled, or loaded, when it is first called.
 
     ``modules`` have the functions that it calls. What is kept for other processes is told by the file of the function
     alone: it must change where one of these does. Of a function that makes no arrays, and calls none that does,
     ``allocates=False`` leaves out the counting of references to arrays, which each call that is given one does.
+    ``inlined``: the functions that it calls become a part of it. That is for those that are given tuples of many arrays: a
+    call hands over each field of each array, which may take longer than what it does.
     """
     with _loading:
-        return cast("Function", _compiled(function, modules, allocates=allocates))
+        return cast("Function", _compiled(function, modules, allocates=allocates, inlined=inlined))
 
 
 def is_kept(function: Callable[..., Any]) -> bool:
@@ -55,12 +59,16 @@ def is_kept(function: Callable[..., Any]) -> bool:
 
 @cache
 def _compiled(
-    function: Callable[..., Any], modules: tuple[ModuleType, ...], *, allocates: bool = True
+    function: Callable[..., Any],
+    modules: tuple[ModuleType, ...],
+    *,
+    allocates: bool = True,
+    inlined: bool = False,
 ) -> Callable[..., Any]:
     numba: Any = import_module("numba")
     options = {} if allocates else {"_nrt": False}
     for module in modules:
-        _register(module, **options)
+        _register(module, **options, **({"forceinline": True} if inlined else {}))
     made: Callable[..., Any]
     try:
         made = numba.njit(cache=True, **options)(function)

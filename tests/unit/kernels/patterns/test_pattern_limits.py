@@ -92,7 +92,7 @@ def test_without_a_folder_to_keep_it_in_it_is_compiled_by_each_process(monkeypat
 def test_a_process_that_has_matched_for_seconds_in_python_goes_on_compiled(monkeypatch):
     compiled_calls = []
 
-    def compile_(function, *_):
+    def compile_(function, *_, **__):
         def called(*given):
             compiled_calls.append(function)
             return function(*given)
@@ -124,7 +124,7 @@ def test_a_process_that_has_matched_for_seconds_in_python_goes_on_compiled(monke
 def test_without_what_was_kept_a_process_matches_longer_in_python(monkeypatch):
     compiled_calls = []
 
-    def compile_(function, *_):
+    def compile_(function, *_, **__):
         return lambda *given: (compiled_calls.append(function), function(*given))
 
     kernel = kernel_of(ms.sequence("a", is_("a")).followed_by("b", is_("b")).within("1 hour"))
