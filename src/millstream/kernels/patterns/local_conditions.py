@@ -25,7 +25,8 @@ def local_conditions(
 ) -> tuple[bool, ...]:
     """Return which conditions are such; ``before``: of a variable how many rows of a match are before a row of it at least."""
     return tuple(
-        _is_local(compiled, number, before.get(variable, 0)) for number, variable in enumerate(variables)
+        _is_local(compiled, number, before.get(variable, 0))
+        for number, variable in enumerate(variables)
     )
 
 

@@ -58,7 +58,7 @@ def frame_keys(
 def _numbered(
     known: pl.DataFrame | None, due: pl.DataFrame | None, columns: StateColumns
 ) -> _NumberedKeys:
-    """Number the keys of a batch: by their hashes, or, where two of them share a hash, as they come."""
+    """Return the keys of a batch, in the order of their hashes, or, where two of them share a hash, as they come."""
     names = [name for name, _ in columns.key]
     by_hash = _numbered_by_hash(known, due, names)
     if by_hash is not None:
@@ -73,13 +73,15 @@ def _numbered(
 def _numbered_by_hash(
     known: pl.DataFrame | None, due: pl.DataFrame | None, names: Sequence[str]
 ) -> _NumberedKeys | None:
-    """Number keys in the order of their hashes, in which they are stored; None if keys share one."""
+    """Return keys in the order of their hashes, in which they are stored; None if keys share one."""
     held = np.empty(0, np.uint64) if known is None else known[HASH].to_numpy()
     if not differs_from_previous(held).all() or (held[1:] < held[:-1]).any():
         return None
     if due is None:
         assert known is not None
-        return _NumberedKeys(_key_columns(known, names), np.arange(len(held)), np.empty(0, np.int64))
+        return _NumberedKeys(
+            _key_columns(known, names), np.arange(len(held)), np.empty(0, np.int64)
+        )
     order = np.argsort(due[HASH].to_numpy())
     rising = due[HASH].to_numpy()[order]
     begins = differs_from_previous(rising)
@@ -96,7 +98,7 @@ def _numbered_by_hash(
 def _merged(
     known: pl.DataFrame, came: pl.DataFrame, numbers: Int64s, names: Sequence[str]
 ) -> _NumberedKeys | None:
-    """Number the keys of two tables, each in the order of hashes; ``numbers`` are those of rows, in the second one."""
+    """Return the keys of two tables, each in the order of hashes; ``numbers`` are those of rows, in the second one."""
     held, new = known[HASH].to_numpy(), came[HASH].to_numpy()
     keys, of_known = came, np.arange(len(held))
     if not np.array_equal(held, new):
@@ -118,9 +120,7 @@ def _key_columns(rows: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
     return pl.DataFrame([of_one_zero(rows[name]) for name in (*names, HASH)])
 
 
-def _equal_within(
-    rows: pl.DataFrame, order: Int64s, begins: Bools, names: Sequence[str]
-) -> bool:
+def _equal_within(rows: pl.DataFrame, order: Int64s, begins: Bools, names: Sequence[str]) -> bool:
     """Return whether rows that stand side by side in an order, but where a group begins, are equal."""
     for name in names:
         values = rows[name].alias("0").gather(order)  # polars takes some names for patterns

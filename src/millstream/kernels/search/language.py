@@ -58,7 +58,9 @@ _HALF_AROUND_M = 20_100_000.0
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)"
 _NEAR = re.compile(rf"({_NUMBER})[\s,]+({_NUMBER})[\s,]+({_NUMBER})\s*(m|km|mi)")
 _BLANKS = re.compile(r"\s*")
-_PLAIN_WORD = re.compile(r"[^\s()\",\\*?]+(?=[\s()\",]|\Z)")  # one without wildcards and backslashes
+_PLAIN_WORD = re.compile(
+    r"[^\s()\",\\*?]+(?=[\s()\",]|\Z)"
+)  # one without wildcards and backslashes
 _PLAIN_VALUE = re.compile(r"[^\s()\",\\]+(?=[\s()\",]|\Z)")
 _PLAIN_BOUND = re.compile(r"[^\s()\",\\\]}]+(?=[\s()\",\]}]|\Z)")
 _CORNER = re.compile(rf"({_NUMBER})\s+({_NUMBER})")

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from millstream.kernels.arrays import Bools, Int64s
+from millstream.kernels.arrays import Bools
 from millstream.kernels.changes import concat_present
 from millstream.kernels.errors.dead_letter_collector import FailedRows
 from millstream.kernels.errors.user_code import UnusableRowError, UserCode

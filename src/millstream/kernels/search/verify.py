@@ -80,7 +80,9 @@ class QueryVerifier:
     @cached_property
     def _by_cost(self) -> Int64s:
         """The conditions, those of each query in the order of what it costs to test them."""
-        of_query = np.repeat(np.arange(len(self.conditions.shape_of)), np.diff(self.conditions.starts))
+        of_query = np.repeat(
+            np.arange(len(self.conditions.shape_of)), np.diff(self.conditions.starts)
+        )
         return np.lexsort((_COSTS[self.conditions.kinds], of_query))
 
     def _matches(self, doc: Int64s, query: Int64s) -> Bools:

@@ -144,12 +144,14 @@ def _newest(rows: pl.DataFrame) -> pl.DataFrame:
     hashes, versions = rows[HASH].to_numpy()[order], rows[_VERSION].to_numpy()[order]
     starts = differs_from_previous(hashes)
     ends = np.append(np.flatnonzero(starts)[1:], len(order)) - 1
-    if not (~starts[1:] & (versions[1:] == versions[:-1])).any():
-        kept: pl.DataFrame = rows[order[ends]]
-        return kept
-    counts = np.diff(ends, prepend=-1)
-    newest = np.repeat(np.maximum.reduceat(versions, ends - counts + 1), counts)
-    kept = rows[order[versions == newest]]
+    is_newest = np.zeros(len(order), np.bool_)
+    if (~starts[1:] & (versions[1:] == versions[:-1])).any():
+        counts = np.diff(ends, prepend=-1)
+        newest = np.maximum.reduceat(versions, ends - counts + 1)
+        is_newest = versions == np.repeat(newest, counts)
+    else:
+        is_newest[ends] = True
+    kept: pl.DataFrame = rows[order[is_newest]]
     return kept
 
 

@@ -37,9 +37,7 @@ def test_rows_that_begin_no_match_are_left_out_as_if_each_was_searched_from(monk
         "_begins_none",
         lambda *given: (left_out.append(found := begins_none(*given)), found)[1],
     )
-    monkeypatch.setattr(
-        row_operator, "truths", lambda *given: (local.append(1), truths(*given))[1]
-    )
+    monkeypatch.setattr(row_operator, "truths", lambda *given: (local.append(1), truths(*given))[1])
     seeds = [seed for seed in range(6000, 6200) if is_local(seed)]
     for seed in seeds:
         problems, _ = compared(seed)
@@ -68,9 +66,7 @@ NEVER_ENDED = [
 def test_rows_that_begin_no_match_take_steps_in_proportion_to_them(text, define, monkeypatch):
     steps = []
     step, reached = row_matcher._step, row_matcher._reached
-    monkeypatch.setattr(
-        row_matcher, "_step", lambda *given: (steps.append(1), step(*given))[1]
-    )
+    monkeypatch.setattr(row_matcher, "_step", lambda *given: (steps.append(1), step(*given))[1])
     monkeypatch.setattr(
         row_matcher, "_reached", lambda *given: (steps.append(1), reached(*given))[1]
     )

@@ -178,7 +178,7 @@ class Framed(ms.FrameFunction):
 
 def test_what_retracts_says_is_checked():
     _, stream = events()
-    with pytest.raises(ConfigError, match="has retracts = 'sometimes'. Say True if"):
+    with pytest.raises(ConfigError, match=r"has retracts = 'sometimes'\. Say True if"):
         stream.process(Sometimes(), by="k", schema={"k": str}, order="arrival")
     with pytest.raises(ConfigError, match="what a FrameFunction emits holds for good"):
         stream.process(Framed(), by="k", schema={"k": str})
