@@ -126,8 +126,8 @@ def necessary_terms(
 
 def _rarest(node: QueryNode, queries_with: Mapping[str, int], sets: TermSets) -> Terms | None:
     if isinstance(node, Condition):
-        found = [(_share(terms, queries_with), terms) for terms in sets.of(node)]
-        return min(found, default=None)
+        known_sets = [(_share(terms, queries_with), terms) for terms in sets.of(node)]
+        return min(known_sets, default=None)
     if isinstance(node, AllOf):
         there = [found for part in node.parts if (found := _rarest(part, queries_with, sets))]
         return min(there, default=None)
