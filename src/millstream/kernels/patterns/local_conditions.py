@@ -91,7 +91,8 @@ def truths(compiled: RowConditions, number: int, values: RowValues) -> Bools:
             elif operation in _OF_ONE:
                 stack[-1] = _of_one(stack[-1], operation)
             else:
-                stack[-2:] = [_of_two(*stack[-2:], operation)]
+                above = stack.pop()
+                stack[-1] = _of_two(stack[-1], above, operation)
     holds: Bools = (stack[0].whole != 0) & ~stack[0].null
     return holds
 

@@ -328,8 +328,11 @@ def _run(operator: RowPatternMatch, batch: RowPatternBatch, until_us: int) -> t.
     depth, taken = min(_DEPTH_FIRST, longest), 1024 + 2 * batch.rows.height
     while True:
         work = _new_work(operator.tables, batch.keys, depth, taken)
-        of_rows = {name: np.zeros(batch.rows.height, np.int64) for name in ("earliest", "furthest")}
-        work = work._replace(failures=np.zeros((batch.rows.height, 3), np.int64), **of_rows)
+        work = work._replace(
+            failures=np.zeros((batch.rows.height, 3), np.int64),
+            earliest=np.zeros(batch.rows.height, np.int64),
+            furthest=np.zeros(batch.rows.height, np.int64),
+        )
         match_row_patterns(operator.tables, rows, work, until_us)
         full = work.numbers[t.FULL]
         if not full:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -73,7 +73,7 @@ class StoredConditions:
 
     def shape(self, query: int) -> str:
         """Return how a query combines its conditions."""
-        return self.shapes[self.shape_of[query]]
+        return self.shapes[int(self.shape_of[query])]
 
     def text(self, condition: int) -> str:
         """Return the text of one condition."""
@@ -84,11 +84,11 @@ class StoredConditions:
         """Return the texts of conditions, which rise."""
         found, first = [pl.Series("text", [], pl.String)], 0
         for part in self.parts:
-            end = first + len(part.index)
+            end = first + len(part.at)
             bounds = np.searchsorted(conditions, [first, end])
             mine = conditions[bounds[0] : bounds[1]] - first
             if len(mine):
-                texts = part.texts.take(pa.array(part.index[mine]))
+                texts = part.texts.take(pa.array(part.at[mine]))
                 found.append(pl.Series("text", texts).cast(pl.String))
             first = end
         return pl.concat(found)
@@ -102,11 +102,12 @@ class StoredConditions:
 _NO_SHAPE = pl.Series("shape", [], pl.String)
 
 
-class _Part(NamedTuple):
-    """The conditions of the queries of one table. ``index``: where each is among those of the whole table."""
+@dataclass(frozen=True)
+class _Part:
+    """The conditions of the queries of one table. ``at``: where each is among those of the whole table."""
 
     counts: Int64s
-    index: Int64s
+    at: Int64s
     kinds: Int64s
     fields: Int64s
     low: Int64s
@@ -124,7 +125,7 @@ class _Part(NamedTuple):
         first, counts = bounds[places], bounds[places + 1] - bounds[places]
         if lists.null_count:  # of deletions
             counts = np.where(_numpy(lists.is_valid())[places], counts, 0)
-        index = np.arange(counts.sum()) + np.repeat(first - (np.cumsum(counts) - counts), counts)
+        at = np.arange(counts.sum()) + np.repeat(first - (np.cumsum(counts) - counts), counts)
         structs = lists.values
         names = [structs.type.field(number).name for number in range(structs.type.num_fields)]
         columns = dict(zip(names, structs.flatten(), strict=True))
@@ -132,11 +133,14 @@ class _Part(NamedTuple):
         shapes = table.column(SHAPE).chunk(0).take(pa.array(places))
         return cls(
             counts,
-            index,
-            *(_whole(columns[name], index) for name in ("kind", "field", "low", "high")),
+            at,
+            _whole(columns["kind"], at),
+            _whole(columns["field"], at),
+            _whole(columns["low"], at),
+            _whole(columns["high"], at),
             _numpy(columns["numbers"].values),
-            of_numbers[index],
-            of_numbers[index + 1],
+            of_numbers[at],
+            of_numbers[at + 1],
             columns["text"],
             pl.Series("shape", shapes).cast(pl.String),
         )
@@ -146,10 +150,10 @@ def _numpy(array: pa.Array) -> Any:
     return array.to_numpy(zero_copy_only=False)
 
 
-def _whole(array: pa.Array, index: Int64s | None = None) -> Int64s:
+def _whole(array: pa.Array, at: Int64s | None = None) -> Int64s:
     """Return whole numbers, or those at some places."""
     values = _numpy(array)
-    found: Int64s = (values if index is None else values[index]).astype(np.int64)
+    found: Int64s = (values if at is None else values[at]).astype(np.int64)
     return found
 
 
