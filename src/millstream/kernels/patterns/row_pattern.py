@@ -295,7 +295,7 @@ def compile_pattern(node: PatternNode, variables: tuple[str, ...]) -> tuple[Inst
     return (*made, Instruction(DONE))
 
 
-class Followers(NamedTuple):
+class TakeFollowers(NamedTuple):
     """Which *take* instructions a match may come to next, without regard to rows: a program without its other instructions.
 
     ``takes`` are their places in the program. ``after`` has of each the numbers of those that may follow it, and ``ends``
@@ -307,7 +307,7 @@ class Followers(NamedTuple):
     ends: tuple[bool, ...]
 
 
-def followers_of(program: Sequence[Instruction], count_max: int) -> Followers | None:
+def followers_of(program: Sequence[Instruction], count_max: int) -> TakeFollowers | None:
     """Return what may follow each row; None where an anchor decides about it, or where it is more than so many in all."""
     if any(one.code in (AT_START, AT_END) for one in program):
         return None
@@ -321,7 +321,7 @@ def followers_of(program: Sequence[Instruction], count_max: int) -> Followers | 
         count += 1 + len(after[-1])
         if count > count_max:
             return None
-    return Followers(takes, tuple(after), tuple(ends))
+    return TakeFollowers(takes, tuple(after), tuple(ends))
 
 
 def _without_rows(program: Sequence[Instruction], begin: int) -> list[int]:

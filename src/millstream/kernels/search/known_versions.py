@@ -21,14 +21,14 @@ from millstream.kernels.state.keyhash import Hashes
 from millstream.kernels.state.rows_in_place import PlacedRows
 
 
-class Pairs(NamedTuple):
+class QueryPairs(NamedTuple):
     """Rows and versions of queries, by their numbers."""
 
     rows: Int64s
     versions: Int64s
 
-    def where(self, true: Bools) -> Pairs:
-        return Pairs(self.rows[true], self.versions[true])
+    def where(self, true: Bools) -> QueryPairs:
+        return QueryPairs(self.rows[true], self.versions[true])
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class KnownVersions:
         rows: pl.DataFrame = pl.concat(found)[order]
         return rows
 
-    def in_force(self, docs: Int64s, queries: Int64s, times: Int64s) -> Pairs:
+    def in_force(self, docs: Int64s, queries: Int64s, times: Int64s) -> QueryPairs:
         """Return the candidates with the version of the query that is in force at the time of the row."""
         versions = self.only[queries]
         there = np.flatnonzero(versions != NO_MATCH)
@@ -91,12 +91,12 @@ class KnownVersions:
         is_valid = (age_us >= 0) & (times[there] >= self._valid_from[held]) & ~self._deleted[held]
         if self.within_us is not None:
             is_valid &= age_us <= self.within_us
-        found = Pairs(docs[there], held).where(is_valid)
+        found = QueryPairs(docs[there], held).where(is_valid)
         others = np.flatnonzero(versions == NO_MATCH)
         if not len(others):
             return found
         more = self._of_several(docs[others], queries[others], times[others])
-        return Pairs(*(np.concatenate(both) for both in zip(found, more, strict=True)))
+        return QueryPairs(*(np.concatenate(both) for both in zip(found, more, strict=True)))
 
     @cached_property
     def _times(self) -> Int64s:
@@ -120,12 +120,12 @@ class KnownVersions:
         number = group_numbers(rows, self.keys)
         return versions, number, pl.DataFrame({HASH: rows[HASH], "key": number}).unique()
 
-    def _of_several(self, docs: Int64s, queries: Int64s, times: Int64s) -> Pairs:
+    def _of_several(self, docs: Int64s, queries: Int64s, times: Int64s) -> QueryPairs:
         versions, number, keys = self._several
         given = {"doc": docs, "time": times, HASH: self.hashes[queries]}
         pairs = pl.DataFrame(given).join(keys, on=HASH, maintain_order="left")
         if not pairs.height:  # postings of versions that are gone
-            return Pairs(docs[:0], docs[:0])
+            return QueryPairs(docs[:0], docs[:0])
         nearest = nearest_rows(
             (pairs["key"].to_numpy(), pairs["time"].to_numpy()),
             (number, self._times[versions], self.rows[TIE].to_numpy()[versions]),
@@ -136,4 +136,4 @@ class KnownVersions:
         )
         nearest = without_deletions(nearest, pl.Series(self._deleted[versions]))
         found = nearest != NO_MATCH
-        return Pairs(pairs["doc"].to_numpy()[found], versions[nearest[found]])
+        return QueryPairs(pairs["doc"].to_numpy()[found], versions[nearest[found]])

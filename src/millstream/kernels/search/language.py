@@ -413,6 +413,8 @@ class _Parser:
             raise self._error(f"{char!r} is missing before {what}")
 
     def _blanks(self) -> None:
+        if self.at < len(self.text) and not self.text[self.at].isspace():
+            return
         found = _BLANKS.match(self.text, self.at)
         assert found is not None
         self.at = found.end()

@@ -64,7 +64,7 @@ from millstream.kernels.search.compiled_queries import (
 )
 from millstream.kernels.search.documents import Documents, text_bytes
 from millstream.kernels.search.highlight import Highlight, fragments
-from millstream.kernels.search.known_versions import KnownVersions, Pairs
+from millstream.kernels.search.known_versions import KnownVersions, QueryPairs
 from millstream.kernels.search.postings import Candidates, Postings
 from millstream.kernels.search.verify import QueryVerifier, parts_of
 from millstream.kernels.state.keyhash import Hashes, hash_columns
@@ -326,7 +326,7 @@ class _PercolateBatch:
         return KnownVersions.of(keys, self.step.within_us, parts, hashes)
 
     def _joined(
-        self, documents: Documents, known: KnownVersions, verifier: QueryVerifier, found: Pairs
+        self, documents: Documents, known: KnownVersions, verifier: QueryVerifier, found: QueryPairs
     ) -> pl.DataFrame:
         """Return the rows of matches, by row and then by the query's key."""
         step, rows = self.step, documents.rows
@@ -334,7 +334,7 @@ class _PercolateBatch:
         order = pl.DataFrame({"doc": found.rows}).hstack(keys).with_row_index("place")
         order = order.sort("doc", *keys.columns, nulls_last=True, maintain_order=True)
         at = order["place"].to_numpy()
-        found = Pairs(found.rows[at], found.versions[at])
+        found = QueryPairs(found.rows[at], found.versions[at])
         columns = [
             *rows[step.names][found.rows].get_columns(),
             *known.columns(step.queries.names, found.versions).get_columns(),
