@@ -3,7 +3,8 @@
     python benchmarks/process_state.py [--keys 1000000] [--rows 4000000] [--batch 1000000] [--row-batch 100000]
         [--job-rows 200000] [--job-batches 2] [--rounds 1]
 
-The function counts the rows of a key, and gives the count: it reads and writes a value for each row. Keys are random.
+The function counts the rows of a key, and gives the count: it reads and writes a value for each row. Keys are random. In frames it groups
+rows and joins the counts, in polars; or (``numbers``) it counts how often each key's number comes, in numpy.
 
 The step alone, in one process, with its state in files of a folder: what a stage does with a batch after it was decoded and
 divided. First all keys are put into state, which is not measured; then rows of random keys come in batches.
@@ -50,6 +51,16 @@ class Frames(ms.FrameFunction):
         return state
 
 
+class Numbers(Frames):
+    """The same, counted by the numbers of the keys, which are those of the rows of ``state``."""
+
+    def on_rows(self, context, rows, state):
+        more = np.bincount(rows["__key"].to_numpy(), minlength=state.height)
+        state = state.with_columns(pl.col("count") + pl.Series(more))
+        context.emit(state.select("__key", "key", "count"))
+        return state
+
+
 class ByRow(ms.ProcessFunction):
     count = ms.value_state(pl.Int64, default=0)
 
@@ -58,7 +69,7 @@ class ByRow(ms.ProcessFunction):
         context.emit({"key": row["key"], "count": context.state.count})
 
 
-FUNCTIONS = {"frames": Frames, "rows": ByRow}
+FUNCTIONS = {"frames": Frames, "numbers": Numbers, "rows": ByRow}
 
 
 def kernel(kind):
@@ -164,6 +175,7 @@ def main() -> None:
     lines = []
     for kind, rows, batch in (
         ("frames", options.rows, options.batch),
+        ("numbers", options.rows, options.batch),
         ("rows", 3 * options.row_batch, options.row_batch),
     ):
         spent, size = step_alone(kind, options.keys, rows, batch)

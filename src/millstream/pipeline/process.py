@@ -50,8 +50,13 @@ def build_process(
     """Check what is declared; return the node of the main output, and its shape."""
     _check_function(function)
     choose("process's order", order, get_args(RowOrder))
-    signed = isinstance(function, ProcessFunction) and function.defines("on_retraction")
-    shape, changes = _changes(shape, order) if signed else (_events(shape), False)
+    shape, changes = _rows_taken(shape, function)
+    signed = changes or _retracts(function)
+    if signed and order != "arrival":
+        raise ConfigError(
+            'process has order="time" and a function that takes rows back: what is taken back comes after the watermark has '
+            'passed it. Say order="arrival".'
+        )
     main = _columns("process's schema", schema)
     outputs: list[tuple[str | None, OutputColumns]] = [(None, tuple(main.items()))]
     for output, given in _named(side_outputs):
@@ -176,17 +181,32 @@ def _events(shape: StreamShape) -> StreamShape:
     return shape
 
 
-def _changes(shape: StreamShape, order: RowOrder) -> tuple[StreamShape, bool]:
-    """Return the shape of rows for a function that takes them back, and whether they may be taken back.
+def _retracts(function: ProcessFunction | FrameFunction) -> bool:
+    """Return whether a function says that it takes back what it has emitted, whatever comes in."""
+    said = getattr(function, "retracts", False)
+    if not isinstance(said, bool):
+        raise ConfigError(
+            f"{type(function).__name__} has retracts = {said!r}. Say True if it takes back what it emitted over events, or "
+            "leave it out."
+        )
+    if said and isinstance(function, FrameFunction):
+        raise ConfigError(
+            f"{type(function).__name__} has retracts = True, and what a FrameFunction emits holds for good. Derive it from "
+            "ms.ProcessFunction, or leave that out."
+        )
+    return said
+
+
+def _rows_taken(
+    shape: StreamShape, function: ProcessFunction | FrameFunction
+) -> tuple[StreamShape, bool]:
+    """Return the shape of the rows that a function is given, and whether they may be taken back.
 
     Raises:
-        ConfigError: they are parts, or late rows; or they are to come in the order of time.
+        ConfigError: they are parts, or late rows; or they may be taken back, and the function does not say what it does then.
     """
-    if order != "arrival":
-        raise ConfigError(
-            'process has order="time" and a function with on_retraction: what is taken back comes after the watermark has '
-            'passed it. Say order="arrival".'
-        )
+    if not isinstance(function, ProcessFunction) or not function.defines("on_retraction"):
+        return _events(shape), False
     if shape.mode == "discard" or shape.is_table or not may_change(shape):
         return (shape, False) if shape.mode == "retract" else (_events(shape), False)
     if shape.is_late:

@@ -8,7 +8,7 @@ versions alone, none up to it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -19,6 +19,7 @@ from millstream.kernels.state.hash_order import last_of_key, sort_by_hash, sorte
 from millstream.kernels.state.keyhash import Hashes
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.row_digest import digest_rows
+from millstream.kernels.state.rows_in_place import PlacedRows, look_up_in_place
 from millstream.kernels.state.sorted_runs import EACH_ROW, Owned, SortedRuns
 
 TIE = "__tie"  # Int64: orders versions of one time: the place in the log, or a digest of the row
@@ -67,6 +68,10 @@ class Versions:
         if not len(hashes):
             return None
         return concat_present(list(self.runs.look_up(_SLOT, sorted_distinct(hashes), columns)))
+
+    def look_up_in_place(self, hashes: Hashes, columns: Sequence[str]) -> Iterator[PlacedRows]:
+        """Yield the versions with these hashes (sorted, distinct), of which some columns are copied."""
+        return look_up_in_place(self.runs, _SLOT, hashes, columns)
 
     def add(self, versions: pl.DataFrame, horizon: Horizon) -> int:
         """Add versions (with ``__hash``), and return how many of them are kept."""

@@ -66,6 +66,8 @@ class WaitingRows:
         if came is None:
             return held
         comes_due = came[TIME] <= until_us
+        if comes_due.all():
+            return concat_present([held, came])
         kept = came.filter(~comes_due)
         self.add(kept)
         ledger.events_in += kept.height

@@ -15,6 +15,11 @@ Entry d of a path is the d-th row that it takes; entry 0 has none. What entries 
 goes back. A split that was taken before with the same rows before it, matched alike, leads to what was tried already. Where no
 condition looks at what rows are matched to, rows need not be matched alike for that (``context_free``), so a search takes at
 most the length of the program times that of the match.
+
+Where conditions say the same of a row wherever a match begins, searches that find nothing try the same rows over and over. When
+they have taken as many steps as a pass over the key's rows takes, that pass is made, from the last row back to the first: what
+is known of a row follows from what is known of the next one (:func:`_look_ahead`). It tells of each row where the shortest match
+that begins there ends, and how far a search would look. So rows that begin no match are left out without a search from there on.
 """
 
 from __future__ import annotations
@@ -42,6 +47,7 @@ from millstream.kernels.patterns.row_tables import (
     LENGTH,
     LIMIT,
     LIMIT_IS_END,
+    LOOKED_AHEAD,
     MATCH,
     MATCH_NUMBER,
     MATCHED_UNTIL,
@@ -72,14 +78,16 @@ from millstream.kernels.patterns.row_tables import (
     UNDECIDED,
     UNMATCHED,
     UNTIL_US,
+    WASTED,
     WAYS,
     PatternRows,
     RowTables,
     RowWork,
 )
-from millstream.kernels.patterns.tables import ROWS
+from millstream.kernels.patterns.tables import NEVER, ROWS, Places
 
 NO_MATCH = -1
+AHEAD_COST = 1  # how many steps a pass may cost by what it looks at
 
 
 def match_row_patterns(tables: RowTables, rows: PatternRows, work: RowWork, until_us: int) -> None:
@@ -95,6 +103,7 @@ def _match_key(tables: RowTables, rows: PatternRows, work: RowWork, key: int) ->
     numbers, keys = work.numbers, work.keys
     numbers[DECIDED_US] = -(2**63)
     numbers[DECIDED_ROW] = -1
+    numbers[WASTED] = numbers[LOOKED_AHEAD] = 0
     numbers[FIRST_ROW] = rows.rows_of[key]
     start, end = keys[key, NEXT_START], rows.rows_of[key + 1]
     while start < end:
@@ -125,7 +134,12 @@ def _attempt(tables: RowTables, rows: PatternRows, work: RowWork, key: int, star
     numbers[MATCH] = work.keys[key, MATCH_NUMBER] + 1
     numbers[EXAMINED] = start
     _set_limits(tables, rows, work, key, start)
+    if numbers[LOOKED_AHEAD] and _begins_none(work, start):
+        return NO_MATCH
     length = _search(tables, rows, work, start)
+    undone = numbers[UNDECIDED] or numbers[FULL]
+    if length == NO_MATCH and len(tables.variable_of) and not undone:
+        _count_wasted(tables, rows, work, key, start)
     if length > 0:  # measures may look at rows behind the last one
         for step in range(1, tables.rows_ahead + 1):
             _row_at(work, start + length - 1 + step)
@@ -153,6 +167,62 @@ def _set_limits(tables: RowTables, rows: PatternRows, work: RowWork, key: int, s
             else:
                 low = middle
         numbers[LIMIT], numbers[LIMIT_IS_END] = high, 1
+
+
+def _count_wasted(
+    tables: RowTables, rows: PatternRows, work: RowWork, key: int, start: int
+) -> None:
+    """Count the steps of a search that has found nothing; look ahead once they cost as much as that."""
+    numbers = work.numbers
+    numbers[WASTED] += numbers[STEPS]
+    left = rows.rows_of[key + 1] - start
+    cost = AHEAD_COST * left * (len(tables.follows) + len(tables.ends))
+    if not numbers[LOOKED_AHEAD] and numbers[WASTED] > cost:
+        _look_ahead(tables, rows, work, start, rows.rows_of[key + 1])
+        numbers[LOOKED_AHEAD] = 1
+
+
+def _look_ahead(tables: RowTables, rows: PatternRows, work: RowWork, start: int, end: int) -> None:
+    """Find for each row in ``[start, end)`` where the shortest match from there ends, and how far searches look."""
+    ahead, takes = work.ahead, len(tables.variable_of)
+    for take in range(takes):
+        ahead[take, 2], ahead[take, 3] = NEVER, end
+    for row in range(end - 1, start - 1, -1):
+        for take in range(takes):
+            condition = tables.condition_of[tables.variable_of[take]]
+            ahead[take, 0], ahead[take, 1] = NEVER, row
+            if condition < 0 or rows.gates[condition, row]:
+                ahead[take, 0], ahead[take, 1] = _reached(tables, ahead, take, row, row + 1, 2)
+        work.earliest[row], work.furthest[row] = _reached(tables, ahead, takes, row, row, 0)
+        for take in range(takes):
+            ahead[take, 2], ahead[take, 3] = ahead[take, 0], ahead[take, 1]
+
+
+def _reached(
+    tables: RowTables, ahead: Places, take: int, row: int, behind: int, column: int
+) -> tuple[int, int]:
+    """Return where a match ends at the earliest, and how far is looked, behind a take that leads to the row ``behind``."""
+    earliest, furthest = NEVER, row
+    if tables.ends[take]:
+        earliest = behind
+    for place in range(tables.follows_of[take], tables.follows_of[take + 1]):
+        following = tables.follows[place]
+        earliest = min(earliest, ahead[following, column])
+        furthest = max(furthest, ahead[following, column + 1])
+    return earliest, furthest
+
+
+def _begins_none(work: RowWork, start: int) -> bool:
+    """Return whether no match begins with a row; take note of what a search would have looked at to find that."""
+    numbers = work.numbers
+    limit, furthest = numbers[LIMIT], work.furthest[start]
+    if work.earliest[start] <= limit:
+        return False
+    if furthest >= limit and not numbers[LIMIT_IS_END]:
+        return False  # it waits for a row: the search says for which
+    numbers[DEADLINE] = furthest >= limit
+    numbers[EXAMINED] = min(furthest, limit - 1)
+    return True
 
 
 def _row_at(work: RowWork, row: int) -> int:

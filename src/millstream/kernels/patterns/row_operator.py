@@ -31,6 +31,7 @@ from millstream.kernels.operator import NOT_DEFINING, BatchContext, OperatorResu
 from millstream.kernels.patterns import row_tables as t
 from millstream.kernels.patterns.compiled import match_row_patterns
 from millstream.kernels.patterns.keyed_matches import Known
+from millstream.kernels.patterns.local_conditions import RowValues, local_conditions, truths
 from millstream.kernels.patterns.measures import MATCH_END, MATCH_START
 from millstream.kernels.patterns.partial_matches import (
     PartialMatch,
@@ -61,6 +62,7 @@ from millstream.kernels.patterns.row_pattern import (
     PatternNode,
     compile_pattern,
     first_variables,
+    followers_of,
     nodes,
     rows_before,
     rows_least,
@@ -79,6 +81,7 @@ _SKIPS: dict[SkipTo, int] = {
 }
 _DEPTH_FIRST = 256
 _ROWS_MAX = 50_000_000  # of all matches of a bucket's batch, and of one match
+_FOLLOWERS_MAX = 20_000
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,12 @@ class RowPatternMatch(PatternOperator):
         for variable, condition in self.conditions:
             compiled.add_variable(variable, condition)
         return compiled
+
+    @cached_property
+    def local(self) -> tuple[bool, ...]:
+        """Which conditions say the same of a row wherever a match begins."""
+        names = [variable for variable, _ in self.conditions]
+        return local_conditions(self.compiled, names, rows_before(self.pattern))
 
     @cached_property
     def tables(self) -> t.RowTables:
@@ -319,7 +328,11 @@ def _run(operator: RowPatternMatch, batch: RowPatternBatch, until_us: int) -> t.
     depth, taken = min(_DEPTH_FIRST, longest), 1024 + 2 * batch.rows.height
     while True:
         work = _new_work(operator.tables, batch.keys, depth, taken)
-        work = work._replace(failures=np.zeros((batch.rows.height, 3), np.int64))
+        work = work._replace(
+            failures=np.zeros((batch.rows.height, 3), np.int64),
+            earliest=np.zeros(batch.rows.height, np.int64),
+            furthest=np.zeros(batch.rows.height, np.int64),
+        )
         match_row_patterns(operator.tables, rows, work, until_us)
         full = work.numbers[t.FULL]
         if not full:
@@ -340,9 +353,13 @@ def _rows_of(operator: RowPatternMatch, batch: RowPatternBatch) -> t.PatternRows
     if any(one.value == t.CLASSIFIER for one in operator.compiled.navigations):
         whole, ranks = _ranked(operator, rows, whole)
     may_begin: Bytes = operator.may_begin(rows).to_numpy().astype(np.uint8)
+    gates, values = gate_arrays(operator.compiled, rows), RowValues(whole, floating, null)
+    for condition, is_local in enumerate(operator.local):
+        if is_local and operator.compiled.programs[condition]:
+            gates[condition] &= truths(operator.compiled, condition, values)
     return t.PatternRows(
         rows[TIME].to_numpy(),
-        gate_arrays(operator.compiled, rows),
+        gates,
         may_begin,
         whole,
         floating,
@@ -409,7 +426,13 @@ def _ranked(operator: RowPatternMatch, rows: pl.DataFrame, whole: Int64s) -> tup
 def _tables(operator: RowPatternMatch) -> t.RowTables:
     compiled = operator.compiled
     program: tuple[Instruction, ...] = compile_pattern(operator.pattern, operator.variables)
-    programs = compiled.programs_with_registers()
+    programs = [
+        [] if is_local else one
+        for one, is_local in zip(compiled.programs_with_registers(), operator.local, strict=True)
+    ]
+    looks_at_match = not all(operator.local)
+    followers = None if looks_at_match else followers_of(program, _FOLLOWERS_MAX)
+    takes, after, ends = followers or ((), (), ())
     numbers = {variable: at for at, (variable, _) in enumerate(operator.conditions)}
     navigations = compiled.navigation_rows()
     mode = operator.measures.rows_per_match
@@ -427,7 +450,7 @@ def _tables(operator: RowPatternMatch) -> t.RowTables:
         argument=_whole(argument for one in programs for _, argument in one),
         navigations_of=_starts(len(one) for one in compiled.navigations_of),
         navigation=np.array(navigations, np.int64).reshape(len(navigations), 6),
-        sets=_whole(compiled.sets()),
+        sets=_whole(compiled.sets() if looks_at_match else ()),
         aggregate=_whole(one.aggregate for one in compiled.registers),
         aggregate_set=_whole(one.state for one in compiled.registers),
         aggregate_value=_whole(one.value for one in compiled.registers),
@@ -440,6 +463,10 @@ def _tables(operator: RowPatternMatch) -> t.RowTables:
         shows_empty=mode != "all_omit_empty",
         shows_unmatched=mode == "all_with_unmatched",
         rows_ahead=max([0, *ahead]),
+        variable_of=_whole(program[place].first for place in takes),
+        follows_of=_starts(map(len, after)),
+        follows=_whole(take for takes in after for take in takes),
+        ends=np.array(ends, np.uint8),
     )
 
 
@@ -465,6 +492,9 @@ def _new_work(tables: t.RowTables, keys: Places, depth: int, taken: int) -> t.Ro
         stack_whole=np.zeros(stack, np.int64),
         stack_float=np.zeros(stack, np.float64),
         stack_null=np.zeros(stack, np.uint8),
+        earliest=np.zeros(0, np.int64),
+        furthest=np.zeros(0, np.int64),
+        ahead=np.zeros((len(tables.variable_of), 4), np.int64),
     )
     for register, aggregate in enumerate(tables.aggregate):
         work.null[0, register] = aggregate in (TOTAL, MIN, MAX)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from millstream.errors import ConfigError
 
@@ -293,3 +293,46 @@ def compile_pattern(node: PatternNode, variables: tuple[str, ...]) -> tuple[Inst
     made = [one for one in compiler.program if one is not None]
     assert len(made) == len(compiler.program)
     return (*made, Instruction(DONE))
+
+
+class TakeFollowers(NamedTuple):
+    """Which *take* instructions a match may come to next, without regard to rows: a program without its other instructions.
+
+    ``takes`` are their places in the program. ``after`` has of each the numbers of those that may follow it, and ``ends``
+    whether the match may end behind it; the last entries of both are about the beginning.
+    """
+
+    takes: tuple[int, ...]
+    after: tuple[tuple[int, ...], ...]
+    ends: tuple[bool, ...]
+
+
+def followers_of(program: Sequence[Instruction], count_max: int) -> TakeFollowers | None:
+    """Return what may follow each row; None where an anchor decides about it, or where it is more than so many in all."""
+    if any(one.code in (AT_START, AT_END) for one in program):
+        return None
+    takes = tuple(place for place, one in enumerate(program) if one.code == TAKE)
+    numbers = {place: number for number, place in enumerate(takes)}
+    after, ends, count = [], [], 0
+    for begin in (*(place + 1 for place in takes), 0):
+        reached = _without_rows(program, begin)
+        after.append(tuple(numbers[place] for place in reached if place in numbers))
+        ends.append(any(program[place].code == DONE for place in reached))
+        count += 1 + len(after[-1])
+        if count > count_max:
+            return None
+    return TakeFollowers(takes, tuple(after), tuple(ends))
+
+
+def _without_rows(program: Sequence[Instruction], begin: int) -> list[int]:
+    """Return the instructions that are come to from one without taking a row, and that one."""
+    reached, ways = dict[int, None](), [begin]
+    while ways:
+        place = ways.pop()
+        if place in reached:
+            continue
+        reached[place] = None
+        one = program[place]
+        if one.code in (SPLIT, JUMP):
+            ways += [one.second, one.first] if one.code == SPLIT else [one.first]
+    return sorted(reached)

@@ -34,8 +34,10 @@ STEPS_OF_ROW_MAX = 100
     FAILURES,
     AT_DEPTH,
     AT_PLACE,
-) = range(20)
-NUMBERS = 20
+    WASTED,
+    LOOKED_AHEAD,
+) = range(22)
+NUMBERS = 22
 # What is full.
 DEPTH_FULL, OUTPUT_FULL = 1, 2
 # What failed: rows are given up then, and matching goes on behind them.
@@ -85,6 +87,11 @@ class RowTables(NamedTuple):
     shows_empty: bool
     shows_unmatched: bool
     rows_ahead: int
+    # Of a pattern whose conditions say the same of a row wherever a match begins, what may follow each row; else without takes.
+    variable_of: Int64s  # by take
+    follows_of: Int64s  # by take, and then of the beginning: where those that may follow begin
+    follows: Int64s  # takes
+    ends: Bytes  # by take, and then of the beginning: whether a match may end there
 
 
 class PatternRows(NamedTuple):
@@ -123,6 +130,9 @@ class RowWork(NamedTuple):
     stack_whole: Int64s
     stack_float: Float64s
     stack_null: Bytes
+    earliest: Int64s  # by row: where the shortest match that begins there ends, without regard to its time
+    furthest: Int64s  # by row: the last row that a search from there looks at, likewise
+    ahead: Places  # [take, (earliest, furthest of a row, of the one after it)]
 
 
 # What conditions are asked with, of sequences as of row patterns: the fields that they read have the same names.

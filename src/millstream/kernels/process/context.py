@@ -255,14 +255,15 @@ class ProcessContext:
             held[digest] = [*held.get(digest, ()), call.now_us]
 
     def retract(self, row: object, *, to: str | None = None) -> None:
-        """Take back a row that was emitted for this key, by giving it again. Only of a function with an ``on_retraction``.
+        """Take back a row that was emitted for this key, by giving it again.
 
-        It is taken back with the event time that it was emitted with. One that does not hold is an error of the call.
+        A function may do so after rows that may be taken back; after events, if its class has ``retracts = True``. The row is taken back with the event time that it was emitted with. One that does not hold is an error of the call.
         """
         call, output = self._call, self._output(to)
         if not output.signed:
             raise UnusableRowError(
-                "a row is taken back by retract, and the function has no on_retraction: what it emits holds for good"
+                "a row is taken back by retract, and what the function emits holds for good: no row that it is given is "
+                "taken back. Say retracts = True in its class"
             )
         output.add(row, call.now_us, call.tie, -1)
         held, digest = getattr(call.state, EMITTED_ROWS), _digest(to, output.rows[-1])

@@ -324,6 +324,8 @@ def _distinct(numbers: Int64s, count: int) -> tuple[Int64s, Int64s]:
         return here, mine
     present = np.zeros(count, np.bool_)
     present[numbers] = True
+    if present.all():
+        return np.arange(count), numbers
     return np.flatnonzero(present), (np.cumsum(present) - 1)[numbers]
 
 

@@ -43,6 +43,10 @@ class ProcessFunction(KeyedFunction):
     methods are called with a context that has the state of the key that the call is about. They
     must depend on nothing but their arguments and the context: a batch may be repeated, and then they are called again.
 
+    Attributes:
+        retracts: Whether it takes back what it has emitted (:meth:`ProcessContext.retract`), though no row that it is given
+            is taken back. Then a key remembers each row that it has emitted and that holds.
+
     Example::
 
         class Visits(ms.ProcessFunction):
@@ -57,6 +61,8 @@ class ProcessFunction(KeyedFunction):
                 context.state.count = 0
     """
 
+    retracts: ClassVar[bool] = False
+
     @abstractmethod
     def on_row(self, context: ProcessContext, row: dict[str, Any]) -> None:
         """Take a row of the context's key. Called once for each row, in the order that was declared."""
@@ -64,8 +70,9 @@ class ProcessFunction(KeyedFunction):
     def on_retraction(self, context: ProcessContext, row: dict[str, Any]) -> None:
         """Take a row that no longer holds, as it was given to :meth:`on_row`. Called once for each row that is taken back.
 
-        A class with this method may come after rows that are replaced or taken back, and may take back what it
-        has emitted: :meth:`ProcessContext.retract`. A row that ``on_row`` failed on is not taken back.
+        A class with this method may come after rows that are replaced or taken back, and may there take back what it
+        has emitted: :meth:`ProcessContext.retract`. A row that ``on_row`` failed on is not taken back. After events it is never
+        called.
         """
         raise NotImplementedError
 

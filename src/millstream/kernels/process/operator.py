@@ -46,6 +46,7 @@ from millstream.kernels.process.frame_function import FrameFunction
 from millstream.kernels.process.frame_keys import FrameKeys
 from millstream.kernels.process.function import ProcessFunction
 from millstream.kernels.process.key_state import KeyStates
+from millstream.kernels.process.row_sort import in_order
 from millstream.kernels.process.side_outputs import Emitted, merged_outputs
 from millstream.kernels.process.stored_keys import (
     StateColumns,
@@ -212,22 +213,27 @@ class ProcessBatch:
         due = self._due(in_time) if self.operator.order == "time" else self._arrived(in_time)
         touched = self._touched(due)
         if len(touched):
-            known = self.keys.rows.get(touched)
+            known = self.keys.rows.get(touched, self._columns_read)
             if due is not None or known is not None:
                 self._call(due, known, touched)
         self.ledger.check()
 
+    @property
+    def _columns_read(self) -> list[str] | None:
+        function = self.operator.function
+        without = isinstance(function, FrameFunction) and not function.defines("on_timers")
+        return self.operator.state_columns.without_timers if without else None
+
     def _due(self, in_time: pl.DataFrame | None) -> pl.DataFrame | None:
         """Return the rows whose time has come, in their order, and let the others wait."""
         due = self.waiting.due(in_time, self.until_us - 1, self.ledger)
-        return None if due is None else self._hashed(due.sort(TIME, TIE, maintain_order=True))
+        return None if due is None else self._hashed(in_order(due, TIME, TIE))
 
     def _arrived(self, in_time: pl.DataFrame | None) -> pl.DataFrame | None:
         """Return the rows in the order of their arrival; without a place in the log, in that of time."""
         if in_time is None or not in_time.height:
             return None
-        by = (TIE,) if SPLIT in in_time.columns else (TIME, TIE)
-        return self._hashed(in_time.sort(*by, maintain_order=True))
+        return self._hashed(in_order(in_time, TIE if SPLIT in in_time.columns else TIME, TIE))
 
     def _hashes(self, rows: pl.DataFrame) -> Hashes:
         return hash_columns(rows, self.operator.by, self.context.seed)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import polars as pl
 
 from millstream.kernels.frames import DIFF, HIDDEN_PREFIX, RELEASED, RELEASED_TIE, TIME
+from millstream.kernels.process.row_sort import in_order
 from millstream.kernels.steps import BRANCH, ColumnNames, StepResult
 
 
@@ -54,7 +55,7 @@ def merged_outputs(outputs: Sequence[Emitted], *, ordered: bool) -> pl.DataFrame
     together = tables[0] if len(tables) == 1 else pl.concat(tables, how="diagonal")
     if not ordered:
         return together
-    return together.sort(RELEASED, RELEASED_TIE, maintain_order=True)
+    return in_order(together, RELEASED, RELEASED_TIE)
 
 
 def _table(output: Emitted, number: int | None, *, ordered: bool) -> pl.DataFrame:

@@ -35,7 +35,7 @@ from millstream.kernels.state.row_digest import digest_rows
 
 @dataclass(frozen=True)
 class SignedProcess(KeyedProcess):
-    """The operator of a function that has an ``on_retraction``. ``changes``: the rows above may be taken back."""
+    """The operator of a function that may take back what it emits. ``changes``: the rows above may be taken back, too."""
 
     changes: bool
 

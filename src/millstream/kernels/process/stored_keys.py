@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 
 from millstream.errors import CorruptionError, UserCodeError
 from millstream.kernels.arrays import Int64s
@@ -88,6 +89,11 @@ class StateColumns:
             WEIGHT: pl.Int64(),
             HASH: pl.UInt64(),
         }
+
+    @property
+    def without_timers(self) -> list[str]:
+        """The columns that are read of keys that have no timers: lists take longer than all others together."""
+        return [name for name in self.schema if name not in (_TIMERS, _PROCESSING_TIMERS)]
 
     def shown(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return the key and what each state of the user's holds.
@@ -181,12 +187,12 @@ class StoredRows:
 
 
 def stored_parts(
-    known: pl.DataFrame | None, columns: StateColumns
-) -> tuple[pl.DataFrame, pl.Series, pl.Series]:
-    """Return of stored rows the states, by their names, the times of the last calls, and the timers."""
+    known: pl.DataFrame | None, columns: StateColumns, *, timers: bool
+) -> tuple[pl.DataFrame, pl.Series, pl.Series | None]:
+    """Return what stored rows hold in states, the event times of the last calls, and the timers, if they are wanted."""
     rows = pl.DataFrame(schema=columns.schema) if known is None else known
     states = pl.DataFrame([rows[_state_column(name)].alias(name) for name, _ in columns.states])
-    return states, rows[_NOW], rows[_TIMERS]
+    return states, rows[_NOW], rows[_TIMERS] if timers else None
 
 
 def stored_frame(
@@ -197,7 +203,7 @@ def stored_frame(
     columns: StateColumns,
 ) -> pl.DataFrame:
     """Return the rows to store of keys, with their hashes, whose states have no ``ttl`` and that no clock wakes."""
-    none = pl.repeat([], keys.height, dtype=pl.List(pl.Int64), eager=True)
+    none = _empty_lists(keys.height)
     made = [
         *(states[name].alias(_state_column(name)) for name, _ in columns.states),
         now_us.alias(_NOW),
@@ -206,6 +212,11 @@ def stored_frame(
         pl.repeat(1, keys.height, dtype=pl.Int64, eager=True).alias(WEIGHT),
     ]
     return keys.hstack(made)[[*columns.schema]]
+
+
+def _empty_lists(count: int) -> pl.Series:
+    offsets = pa.array(np.zeros(count + 1, np.int64))
+    return pl.Series(pa.LargeListArray.from_arrays(offsets, pa.array([], pa.int64())))
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import polars as pl
+import pyarrow as pa
 
 from millstream.kernels.search.analyzers import folded, normalized, raw_words, terms_of
 from millstream.kernels.search.conditions import (
@@ -37,7 +39,7 @@ from millstream.kernels.search.conditions import (
 )
 from millstream.kernels.search.fields import SearchField
 from millstream.kernels.search.language import QueryError, parse
-from millstream.kernels.search.necessary_terms import all_terms, necessary_terms
+from millstream.kernels.search.necessary_terms import TermSets, all_terms, necessary_terms
 
 QUERY_ERROR = "__query_error"  # String: why a text is no query; else null
 SHAPE = "__shape"  # String
@@ -77,15 +79,18 @@ def compile_queries(texts: pl.Series, language: QueryLanguage) -> pl.DataFrame:
     parsed: list[QueryNode | QueryError] = [_parsed(text, language) for text in texts.to_list()]
     analyze = _Analysis.of((one for one in parsed if not isinstance(one, QueryError)), language)
     queries: list[QueryNode | QueryError] = [_analyzed(one, analyze) for one in parsed]
+    sets = TermSets()
     queries_with: Counter[str] = Counter()
     for query in queries:
         if not isinstance(query, QueryError):
-            queries_with.update(set(all_terms(query)))
-    rows = [
-        _row(query, text, queries_with)
-        for query, text in zip(queries, texts.to_list(), strict=True)
-    ]
-    return pl.DataFrame(rows, schema=_COMPILED, orient="row")
+            queries_with.update(set(all_terms(query, sets)))
+    made = _Columns()
+    for query, text in zip(queries, texts.to_list(), strict=True):
+        if isinstance(query, QueryError):
+            made.add_error(_reason(query, text or ""))
+        else:
+            made.add(query, necessary_terms(query, queries_with, sets))
+    return made.frame()
 
 
 def _parsed(text: str | None, language: QueryLanguage) -> QueryNode | QueryError:
@@ -106,18 +111,64 @@ def _analyzed(query: QueryNode | QueryError, analysis: _Analysis) -> QueryNode |
         return error
 
 
-def _row(
-    query: QueryNode | QueryError, text: str | None, queries_with: Mapping[str, int]
-) -> tuple[object, ...]:
-    if isinstance(query, QueryError):
-        return _reason(query, text or ""), None, None, None
-    conditions = [
-        (one.kind, one.field, one.text, one.low, one.high, list(one.numbers))
-        for one in conditions_of(query)
-    ]
-    named = [dict(zip(CONDITION_TYPE.to_schema(), one, strict=True)) for one in conditions]
-    shape = " ".join(_program(query))
-    return None, shape, named, list(necessary_terms(query, queries_with))
+@dataclass
+class _Columns:
+    """The columns of queries while they are made: of lists all values, and where those of each query end."""
+
+    errors: list[str | None] = field(default_factory=list)
+    shapes: list[str | None] = field(default_factory=list)
+    terms: list[str] = field(default_factory=list)
+    term_ends: list[int] = field(default_factory=lambda: [0])
+    conditions: list[Condition] = field(default_factory=list)
+    condition_ends: list[int] = field(default_factory=lambda: [0])
+
+    def add_error(self, reason: str) -> None:
+        """Add a text that is no query."""
+        self._add(reason, None)
+
+    def add(self, query: QueryNode, terms: Sequence[str]) -> None:
+        """Add a query, and the terms by which it is indexed."""
+        self.conditions += conditions_of(query)
+        self.terms += terms
+        self._add(None, " ".join(_program(query)))
+
+    def _add(self, error: str | None, shape: str | None) -> None:
+        self.errors.append(error)
+        self.shapes.append(shape)
+        self.term_ends.append(len(self.terms))
+        self.condition_ends.append(len(self.conditions))
+
+    def frame(self) -> pl.DataFrame:
+        """Return the columns."""
+        wrong = pa.array([one is not None for one in self.errors], pa.bool_())
+        terms = _lists(self.term_ends, pa.array(self.terms, pa.large_string()), wrong)
+        conditions = _lists(self.condition_ends, self._structs(), wrong)
+        columns: Mapping[str, pl.Series] = {
+            QUERY_ERROR: pl.Series(self.errors, dtype=pl.String),
+            SHAPE: pl.Series(self.shapes, dtype=pl.String),
+            CONDITIONS: pl.Series(conditions),
+            NECESSARY: pl.Series(terms),
+        }
+        return pl.DataFrame([columns[name].alias(name).cast(of) for name, of in _COMPILED.items()])
+
+    def _structs(self) -> pa.Array:
+        every = self.conditions
+        ends = list(accumulate((len(one.numbers) for one in every), initial=0))
+        numbers = pa.array([number for one in every for number in one.numbers], pa.float64())
+        parts = {
+            "kind": pa.array([one.kind for one in every], pa.uint8()),
+            "field": pa.array([one.field for one in every], pa.uint16()),
+            "text": pa.array([one.text for one in every], pa.large_string()),
+            "low": pa.array([one.low for one in every], pa.int64()),
+            "high": pa.array([one.high for one in every], pa.int64()),
+            "numbers": _lists(ends, numbers),
+        }
+        return pa.StructArray.from_arrays([*parts.values()], [*parts])
+
+
+def _lists(ends: Sequence[int], values: pa.Array, missing: pa.Array | None = None) -> pa.Array:
+    """Return lists that stand one behind the other in an array of values."""
+    return pa.LargeListArray.from_arrays(pa.array(ends, pa.int64()), values, mask=missing)
 
 
 def _reason(error: QueryError, text: str) -> str:

@@ -39,6 +39,13 @@ def near(latitudes: Float64s, longitudes: Float64s, circle: Float64s) -> Bools:
     return is_near
 
 
+def may_be_near(latitudes: Float64s, to_latitudes: Float64s, distances_m: Float64s) -> Bools:
+    """Return which points may be near, by their latitudes alone: it leaves out none that is."""
+    high_deg = np.degrees(distances_m / EARTH_RADIUS_M) * (1 + 1e-6) + _SLACK_DEG
+    may_be: Bools = np.abs(latitudes - to_latitudes) <= high_deg
+    return may_be
+
+
 def inside(latitudes: Float64s, longitudes: Float64s, polygon: Sequence[float]) -> Bools:
     """Return which points are inside of a polygon: latitude and longitude of its corners, in turn."""
     lats, lons = np.array(polygon[0::2]), np.array(polygon[1::2])

@@ -82,12 +82,12 @@ class _Texts:
 def _fragment(highlight: Highlight, texts: _Texts, doc: int, query: int) -> str | None:
     conditions = texts.verifier.conditions
     shown: dict[int, set[int]] = {}
-    positive = positive_conditions(conditions.shapes[query].split())
+    positive = positive_conditions(conditions.shape(query).split())
     for offset, is_positive in enumerate(positive):
         condition = int(conditions.starts[query]) + offset
         if not is_positive or conditions.kinds[condition] not in _TEXTUAL:
             continue
-        text = conditions.table["text"][condition]
+        text = conditions.text(condition)
         width = text.count(SEPARATOR) + 1 if conditions.kinds[condition] == PHRASE else 1
         for token in texts.hits(condition, doc).tolist():
             shown.setdefault(int(conditions.fields[condition]), set()).update(

@@ -52,10 +52,17 @@ _DEPTH_MAX = 50
 _CHARS_MAX = 100_000
 _SPECIAL = set('()",')
 _WORD_OPERATORS = ("AND", "OR", "NOT", "AT LEAST", "TO")
+_OPERATOR_INITIALS = {operator[0] for operator in _WORD_OPERATORS}
 _METRES = {"m": 1.0, "km": 1000.0, "mi": 1609.344}
 _HALF_AROUND_M = 20_100_000.0
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)"
 _NEAR = re.compile(rf"({_NUMBER})[\s,]+({_NUMBER})[\s,]+({_NUMBER})\s*(m|km|mi)")
+_BLANKS = re.compile(r"\s*")
+_PLAIN_WORD = re.compile(
+    r"[^\s()\",\\*?]+(?=[\s()\",]|\Z)"
+)  # one without wildcards and backslashes
+_PLAIN_VALUE = re.compile(r"[^\s()\",\\]+(?=[\s()\",]|\Z)")
+_PLAIN_BOUND = re.compile(r"[^\s()\",\\\]}]+(?=[\s()\",\]}]|\Z)")
 _CORNER = re.compile(rf"({_NUMBER})\s+({_NUMBER})")
 
 Bare = list[tuple[str, bool]]
@@ -167,11 +174,8 @@ class _Parser:
         start = self.at
         if start == len(self.text):
             raise self._error("it ends where a word or condition is expected")
-        for operator in _WORD_OPERATORS:
-            if self._sees(operator):
-                raise self._error(
-                    f"{operator} has nothing before it; quote it if the word is meant"
-                )
+        if self.text[start] in _OPERATOR_INITIALS:
+            self._require_no_operator()
         if self.text.startswith("*:*", start) and self._is_end(start + 3):
             self.at += 3
             self._count(1, start)
@@ -186,6 +190,13 @@ class _Parser:
             self.scope = before
             return found
         return self._value((field,), self.at, scoped=True)
+
+    def _require_no_operator(self) -> None:
+        for operator in _WORD_OPERATORS:
+            if self._sees(operator):
+                raise self._error(
+                    f"{operator} has nothing before it; quote it if the word is meant"
+                )
 
     def _field_name(self) -> str | None:
         found = self._matches(r"((?:[^\s()\",:\\/\[\]{}<>*?]|\\.)+):")
@@ -231,6 +242,9 @@ class _Parser:
             raise QueryError(
                 f"{field.name!r} is text, which has no ranges; quote the value if it is meant", at
             )
+        plain = self._found(_PLAIN_WORD)
+        if plain:
+            return Condition(WORDS, number, plain, position=at)
         bare = self._bare()
         if bare == [("*", False)]:
             if scoped:
@@ -296,7 +310,8 @@ class _Parser:
         if self.text[at : at + 1] == '"':
             text = self._quoted()
         else:
-            text = "".join(char for char, _ in self._bare("" if place == "=" else "]}"))
+            text = self._found(_PLAIN_VALUE if place == "=" else _PLAIN_BOUND)
+            text = text or "".join(char for char, _ in self._bare("" if place == "=" else "]}"))
         if text == "*" and place != "=":
             return None
         try:
@@ -347,6 +362,14 @@ class _Parser:
             raise self._error(f"{what} stands where a word or value is expected")
         return found
 
+    def _found(self, pattern: re.Pattern[str]) -> str:
+        """Return the text that an expression takes here; "" if it takes none."""
+        found = pattern.match(self.text, self.at)
+        if found is None:
+            return ""
+        self.at = found.end()
+        return found.group()
+
     def _matches(self, pattern: str) -> re.Match[str] | None:
         found = _compiled(pattern).match(self.text, self.at)
         if found is not None:
@@ -390,8 +413,11 @@ class _Parser:
             raise self._error(f"{char!r} is missing before {what}")
 
     def _blanks(self) -> None:
-        while self.at < len(self.text) and self.text[self.at].isspace():
-            self.at += 1
+        if self.at < len(self.text) and not self.text[self.at].isspace():
+            return
+        found = _BLANKS.match(self.text, self.at)
+        assert found is not None
+        self.at = found.end()
 
     def _error(self, message: str) -> QueryError:
         return QueryError(message, self.at)

@@ -91,31 +91,48 @@ def alternatives(condition: Condition) -> list[tuple[str, ...]]:
     return [tuple(cell_key(field, cell) for cell in cells)] if cells else []
 
 
-def all_terms(node: QueryNode) -> Iterator[str]:
+class TermSets:
+    """The sets of necessary terms of conditions, each worked out once: the cells of an area take longer than all else."""
+
+    def __init__(self) -> None:
+        self._sets: dict[int, tuple[Condition, list[tuple[str, ...]]]] = {}
+
+    def of(self, condition: Condition) -> list[tuple[str, ...]]:
+        """Return what :func:`alternatives` says of a condition."""
+        known = self._sets.get(id(condition))
+        if known is None:
+            # The condition is kept, so that no other one gets its id.
+            known = self._sets[id(condition)] = condition, alternatives(condition)
+        return known[1]
+
+
+def all_terms(node: QueryNode, sets: TermSets) -> Iterator[str]:
     """Yield the terms that a query might be indexed by."""
     if isinstance(node, Condition):
-        for terms in alternatives(node):
+        for terms in sets.of(node):
             yield from terms
     elif isinstance(node, (AllOf, AnyOf)):
         for part in node.parts:
-            yield from all_terms(part)
+            yield from all_terms(part, sets)
 
 
-def necessary_terms(node: QueryNode, queries_with: Mapping[str, int]) -> tuple[str, ...]:
+def necessary_terms(
+    node: QueryNode, queries_with: Mapping[str, int], sets: TermSets
+) -> tuple[str, ...]:
     """Return the rarest necessary terms of a query; ``(EVERY_ROW,)`` if none are known."""
-    found = _rarest(node, queries_with)
+    found = _rarest(node, queries_with, sets)
     return (EVERY_ROW,) if found is None else tuple(dict.fromkeys(found[1]))
 
 
-def _rarest(node: QueryNode, queries_with: Mapping[str, int]) -> Terms | None:
+def _rarest(node: QueryNode, queries_with: Mapping[str, int], sets: TermSets) -> Terms | None:
     if isinstance(node, Condition):
-        sets = [(_share(terms, queries_with), terms) for terms in alternatives(node)]
-        return min(sets, default=None)
+        known_sets = [(_share(terms, queries_with), terms) for terms in sets.of(node)]
+        return min(known_sets, default=None)
     if isinstance(node, AllOf):
-        there = [found for part in node.parts if (found := _rarest(part, queries_with))]
+        there = [found for part in node.parts if (found := _rarest(part, queries_with, sets))]
         return min(there, default=None)
     if isinstance(node, AnyOf):
-        parts = [_rarest(part, queries_with) for part in node.parts]
+        parts = [_rarest(part, queries_with, sets) for part in node.parts]
         known = sorted(part for part in parts if part is not None)
         needed = len(parts) - node.count + 1
         if len(known) < needed:

@@ -27,8 +27,8 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from millstream.kernels.arrays import Bools, Int64s
-from millstream.kernels.changes import concat_present, group_numbers
+from millstream.kernels.arrays import Bools
+from millstream.kernels.changes import concat_present
 from millstream.kernels.errors.dead_letter_collector import FailedRows
 from millstream.kernels.errors.user_code import UnusableRowError, UserCode
 from millstream.kernels.frames import (
@@ -41,7 +41,7 @@ from millstream.kernels.frames import (
     TIME,
     WATERMARK_SEEN,
 )
-from millstream.kernels.joins.asof_match import NO_MATCH, nearest_rows, without_deletions
+from millstream.kernels.joins.asof_match import NO_MATCH
 from millstream.kernels.joins.join_input import JoinInput
 from millstream.kernels.joins.join_operator import add_late_rows, take_in_time
 from millstream.kernels.joins.versions import (
@@ -64,12 +64,14 @@ from millstream.kernels.search.compiled_queries import (
 )
 from millstream.kernels.search.documents import Documents, text_bytes
 from millstream.kernels.search.highlight import Highlight, fragments
+from millstream.kernels.search.known_versions import KnownVersions, QueryPairs
 from millstream.kernels.search.postings import Candidates, Postings
-from millstream.kernels.search.verify import QueryVerifier, StoredConditions, parts_of
+from millstream.kernels.search.verify import QueryVerifier, parts_of
 from millstream.kernels.state.keyhash import Hashes, hash_columns
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
-from millstream.kernels.state.sorted_runs import Share
+from millstream.kernels.state.rows_in_place import PlacedRows
+from millstream.kernels.state.sorted_runs import Share, to_arrow
 from millstream.kernels.time.watermarks import delayed_watermark
 
 SHARD = "__shard"  # Int64: of a query, and of a copy of a row
@@ -215,16 +217,6 @@ class Percolate(OperatorBase):
         result.counts["dead"] += rows.height
 
 
-class _Pairs(NamedTuple):
-    """Rows and versions of queries, by their numbers."""
-
-    rows: Int64s
-    versions: Int64s
-
-    def where(self, true: Bools) -> _Pairs:
-        return _Pairs(self.rows[true], self.versions[true])
-
-
 class _NewQueries(NamedTuple):
     """The versions of queries that a batch brings, and their postings."""
 
@@ -308,9 +300,9 @@ class _PercolateBatch:
         known = self._known(candidates.hashes, new)
         if known is None:
             return
-        verifier = QueryVerifier(documents, StoredConditions.of(known))
-        for docs, hashes in candidates.pairs(_PAIRS_MAX):
-            found = self._in_force(due, known, docs, hashes)
+        verifier = QueryVerifier(documents, known.conditions)
+        for docs, queries in candidates.pairs(_PAIRS_MAX):
+            found = known.in_force(docs, queries, due[TIME].to_numpy()[docs])
             found = found.where(verifier.matches(found.rows, found.versions))
             if len(found.rows):
                 yield self._joined(documents, known, verifier, found)
@@ -320,46 +312,32 @@ class _PercolateBatch:
         docs, terms = documents.index_terms(self.context.seed)
         return self.postings.candidates(docs, terms, None if new is None else new.postings)
 
-    def _known(self, hashes: Hashes, new: _NewQueries | None) -> pl.DataFrame | None:
+    def _known(self, hashes: Hashes, new: _NewQueries | None) -> KnownVersions | None:
         """Return the versions of queries with these hashes, rising, and the new ones of them."""
-        held = self.versions.look_up(hashes)
-        if new is None:
-            return held
-        wanted = np.isin(new.versions[HASH].to_numpy(), hashes)
-        return concat_present([held, new.versions.filter(pl.Series(wanted))])
-
-    def _in_force(
-        self, due: pl.DataFrame, known: pl.DataFrame, docs: Int64s, hashes: Hashes
-    ) -> _Pairs:
-        """Return the candidates with the version of the query that is in force at the time of the row."""
-        number = group_numbers(known, self.step.queries.keys)
-        keys = pl.DataFrame({HASH: known[HASH], "key": number}).unique()
-        pairs = pl.DataFrame({"doc": docs, HASH: hashes}).join(keys, on=HASH, maintain_order="left")
-        of_doc = pairs["doc"].to_numpy()
-        versions = nearest_rows(
-            (pairs["key"].to_numpy(), due[TIME].to_numpy()[of_doc]),
-            (number, known[TIME].to_numpy(), known[TIE].to_numpy()),
-            direction="backward",
-            allow_equal=True,
-            tolerance_us=self.step.within_us,
-            valid_from=known[VALID_FROM].to_numpy(),
-        )
-        versions = without_deletions(versions, known[DELETED])
-        return _Pairs(of_doc, versions).where(versions != NO_MATCH)
+        keys, others = self.step.queries.keys, (HASH, TIME, TIE, VALID_FROM, DELETED)
+        columns = list(dict.fromkeys([*others, *keys, *self.step.by]))
+        parts = [*self.versions.look_up_in_place(hashes, columns)]
+        if new is not None:
+            places = np.flatnonzero(np.isin(new.versions[HASH].to_numpy(), hashes))
+            table = to_arrow(new.versions)
+            parts.append(PlacedRows(new.versions[columns][places], table, places))
+        if not any(part.rows.height for part in parts):
+            return None
+        return KnownVersions.of(keys, self.step.within_us, parts, hashes)
 
     def _joined(
-        self, documents: Documents, known: pl.DataFrame, verifier: QueryVerifier, found: _Pairs
+        self, documents: Documents, known: KnownVersions, verifier: QueryVerifier, found: QueryPairs
     ) -> pl.DataFrame:
         """Return the rows of matches, by row and then by the query's key."""
         step, rows = self.step, documents.rows
-        keys = known[list(step.queries.keys)][found.versions]
+        keys = known.rows[list(step.queries.keys)][found.versions]
         order = pl.DataFrame({"doc": found.rows}).hstack(keys).with_row_index("place")
         order = order.sort("doc", *keys.columns, nulls_last=True, maintain_order=True)
         at = order["place"].to_numpy()
-        found = _Pairs(found.rows[at], found.versions[at])
+        found = QueryPairs(found.rows[at], found.versions[at])
         columns = [
             *rows[step.names][found.rows].get_columns(),
-            *known[step.queries.names][found.versions].get_columns(),
+            *known.columns(step.queries.names, found.versions).get_columns(),
         ]
         if step.highlight is not None:
             columns.append(fragments(step.highlight, verifier, found.rows, found.versions))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import polars as pl
@@ -67,7 +68,7 @@ class Postings:
         if new is not None:
             found.append(new[[_TERM, HASH]].filter(pl.Series(np.isin(new[_TERM], wanted))))
         none = pl.DataFrame(schema={_TERM: pl.UInt64(), HASH: pl.UInt64()})
-        return Candidates(docs, terms, pl.concat([none, *found]).unique())
+        return Candidates(docs, terms, pl.concat([none, *found]))
 
 
 @dataclass(frozen=True)
@@ -78,25 +79,31 @@ class Candidates:
     terms: Hashes
     postings: pl.DataFrame
 
-    @property
+    @cached_property
     def hashes(self) -> Hashes:
         """The hashes of the keys of all of the queries, rising."""
         return sorted_distinct(self.postings[HASH].to_numpy())
 
-    def pairs(self, most: int) -> Iterator[tuple[Int64s, Hashes]]:
-        """Yield pairs of a document and the hash of a query's key, each once, by document.
+    def pairs(self, most: int) -> Iterator[tuple[Int64s, Int64s]]:
+        """Yield pairs of a document and a query, each once, by document; queries by their numbers in :attr:`hashes`.
 
         At a time all pairs of some documents are made: at most so many, or those of one document.
         """
-        having = pl.DataFrame({"doc": self.docs, _TERM: self.terms})
-        counts = self.postings.group_by(_TERM).len("count")
-        having = having.join(counts, on=_TERM).sort("doc")
-        starts = np.flatnonzero(differs_from_previous(having["doc"].to_numpy()))
-        counted = having["count"].to_numpy().astype(np.int64)
-        of_doc = np.add.reduceat(counted, starts) if len(starts) else counted
-        for first, end in parts_of(of_doc, most):
-            until = int(starts[end]) if end < len(starts) else having.height
-            mine = having[int(starts[first]) : until]
-            made = mine.join(self.postings, on=_TERM).select("doc", HASH).unique()
-            made = made.sort("doc", HASH)
-            yield made["doc"].to_numpy(), made[HASH].to_numpy()
+        order = np.argsort(self.postings[_TERM].to_numpy())
+        indexed = self.postings[_TERM].to_numpy()[order]
+        queries = np.searchsorted(self.hashes, self.postings[HASH].to_numpy()[order])
+        first = np.searchsorted(indexed, self.terms)
+        count = np.searchsorted(indexed, self.terms, side="right") - first
+        having = np.flatnonzero(count)
+        having = having[np.argsort(self.docs[having], kind="stable")]
+        docs, first, count = self.docs[having], first[having], count[having]
+        starts = np.flatnonzero(differs_from_previous(docs))
+        of_doc = np.add.reduceat(count, starts) if len(starts) else count
+        bounds = np.append(starts, len(docs))
+        for one, end in parts_of(of_doc, most):
+            mine = slice(bounds[one], bounds[end])
+            each = count[mine]
+            place = np.arange(each.sum()) + np.repeat(first[mine] - (np.cumsum(each) - each), each)
+            pairs = np.sort(np.repeat(docs[mine], each) * len(self.hashes) + queries[place])
+            pairs = pairs[differs_from_previous(pairs)]
+            yield pairs // len(self.hashes), pairs % len(self.hashes)

@@ -15,7 +15,6 @@ import numpy as np
 import polars as pl
 
 from millstream.kernels.arrays import Bools, Int64s
-from millstream.kernels.search.compiled_queries import CONDITIONS, SHAPE
 from millstream.kernels.search.conditions import (
     EXISTS,
     INSIDE,
@@ -28,38 +27,16 @@ from millstream.kernels.search.conditions import (
     TERM,
 )
 from millstream.kernels.search.documents import Documents, term_keys
-from millstream.kernels.search.geography import inside, near
+from millstream.kernels.search.geography import inside, may_be_near, near
 from millstream.kernels.search.language import whole_word
 from millstream.kernels.search.necessary_terms import term_key
+from millstream.kernels.search.stored_conditions import StoredConditions
 
-_NO_TERM = -1
+_NO_TERM, _NOT_LOOKED_UP = -1, -2
+_COSTS = np.zeros(8, np.int64)  # by kind: what to test first
+_COSTS[[RANGE, EXISTS, NEAR, TERM]] = 0, 0, 1, 2
+_COSTS[[INSIDE, PHRASE, PREFIX, PATTERN]] = 3
 _TRUTHS_MAX = 2_000_000  # of conditions, and of what combines them, at a time: some 150 MB
-
-
-@dataclass(frozen=True)
-class StoredConditions:
-    """The conditions of some queries, query by query; those of query q are in ``[starts[q], starts[q + 1])``."""
-
-    table: pl.DataFrame
-    starts: Int64s
-    shapes: list[str]
-
-    @classmethod
-    def of(cls, queries: pl.DataFrame) -> StoredConditions:
-        """Take them from the columns ``__shape`` and ``__conditions``."""
-        counts = queries[CONDITIONS].list.len().fill_null(0).to_numpy().astype(np.int64)
-        flat = queries[CONDITIONS].filter(pl.Series(counts > 0)).explode()
-        return cls(
-            flat.struct.unnest(), np.concatenate(([0], np.cumsum(counts))), queries[SHAPE].to_list()
-        )
-
-    @cached_property
-    def kinds(self) -> Int64s:
-        return self.table["kind"].to_numpy().astype(np.int64)
-
-    @cached_property
-    def fields(self) -> Int64s:
-        return self.table["field"].to_numpy().astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -71,23 +48,51 @@ class QueryVerifier:
 
     def matches(self, doc: Int64s, query: Int64s) -> Bools:
         """Return which pairs match: numbers of documents and of queries."""
-        found = np.zeros(len(doc), np.bool_)
+        found = self._shape_is_all[self.conditions.shape_of[query]]
+        every = np.flatnonzero(found)
+        found[every] = self._have_all(doc[every], query[every])
+        others = np.ones(len(doc), np.bool_)
+        others[every] = False
+        rest = np.flatnonzero(others)
         # By query: what is found once for each condition is then wanted in one part, or two.
-        order = np.lexsort((query, self._shape_numbers[query]))
-        sizes = self._shape_sizes[self._shape_numbers[query[order]]]
+        order = rest[np.lexsort((query[rest], self.conditions.shape_of[query[rest]]))]
+        sizes = self._shape_sizes[self.conditions.shape_of[query[order]]]
         for first, end in parts_of(sizes, _TRUTHS_MAX):
             at = order[first:end]
             found[at] = self._matches(doc[at], query[at])
         return found
 
+    def _have_all(self, doc: Int64s, query: Int64s) -> Bools:
+        """Return which pairs match, of queries all of whose conditions must be true: the cheapest first, of what is left then."""
+        left = np.arange(len(doc))
+        starts, counts = self.conditions.starts, np.diff(self.conditions.starts)
+        number = 0
+        found = np.zeros(len(doc), np.bool_)
+        while len(left):
+            is_over = counts[query[left]] == number
+            found[left[is_over]] = True
+            left = left[~is_over]
+            condition = self._by_cost[starts[query[left]] + number]
+            left = left[self.truth(doc[left], condition)]
+            number += 1
+        return found
+
+    @cached_property
+    def _by_cost(self) -> Int64s:
+        """The conditions, those of each query in the order of what it costs to test them."""
+        of_query = np.repeat(
+            np.arange(len(self.conditions.shape_of)), np.diff(self.conditions.starts)
+        )
+        return np.lexsort((_COSTS[self.conditions.kinds], of_query))
+
     def _matches(self, doc: Int64s, query: Int64s) -> Bools:
         found = np.zeros(len(doc), np.bool_)
-        of_query = self._shape_numbers[query]
+        of_query = self.conditions.shape_of[query]
         order = np.argsort(of_query, kind="stable")
-        bounds = np.searchsorted(of_query[order], np.arange(len(self._shapes) + 1))
+        bounds = np.searchsorted(of_query[order], np.arange(len(self.conditions.shapes) + 1))
         truths = self._truths(doc[order], query[order])
         at = 0
-        for number, shape in enumerate(self._shapes):
+        for number, shape in enumerate(self.conditions.shapes):
             mine = order[bounds[number] : bounds[number + 1]]
             if not len(mine):
                 continue
@@ -99,18 +104,14 @@ class QueryVerifier:
         return found
 
     @cached_property
-    def _shapes(self) -> list[str]:
-        return list(dict.fromkeys(self.conditions.shapes))
-
-    @cached_property
-    def _shape_numbers(self) -> Int64s:
-        numbers = {shape: number for number, shape in enumerate(self._shapes)}
-        return np.array([numbers[shape] for shape in self.conditions.shapes], np.int64)
+    def _shape_is_all(self) -> Bools:
+        """Of which shapes all conditions must be true."""
+        shapes = [shape.split() for shape in self.conditions.shapes]
+        return np.array([bool(one) and all(word[0] in "c*&" for word in one) for one in shapes])
 
     @cached_property
     def _shape_sizes(self) -> Int64s:
-        # A deletion has no shape.
-        return np.array([len((shape or "").split()) for shape in self._shapes], np.int64)
+        return np.array([len(shape.split()) for shape in self.conditions.shapes], np.int64)
 
     def _truths(self, doc: Int64s, query: Int64s) -> Bools:
         """Return whether each condition of each pair is true, pair by pair."""
@@ -124,7 +125,7 @@ class QueryVerifier:
         """Return for each pair of a document and a condition, by its number, whether it is true."""
         truth = np.zeros(len(doc), np.bool_)
         kinds = self.conditions.kinds[condition]
-        for kind in np.unique(kinds).tolist():
+        for kind in np.flatnonzero(np.bincount(kinds)).tolist():
             at = np.flatnonzero(kinds == kind)
             truth[at] = self._tests[kind](doc[at], condition[at])
         return truth
@@ -145,7 +146,7 @@ class QueryVerifier:
     # ── kinds of conditions that are looked at together ─────────────────────────────────────
 
     def _have_term(self, doc: Int64s, condition: Int64s) -> Bools:
-        terms = self._terms[condition]
+        terms = self._terms_of(condition)
         wanted = doc * max(1, len(self.documents.terms.texts)) + terms
         there = self.documents.doc_terms
         if not len(there):
@@ -154,28 +155,40 @@ class QueryVerifier:
         found: Bools = (there[at] == wanted) & (terms != _NO_TERM)
         return found
 
+    def _terms_of(self, condition: Int64s) -> Int64s:
+        """Return the numbers of the terms of conditions of one term; what is looked up once is remembered."""
+        new = np.flatnonzero(np.bincount(condition[self._terms[condition] == _NOT_LOOKED_UP]))
+        if len(new):
+            table = pl.DataFrame(
+                [pl.Series("field", self.conditions.fields[new]), self.conditions.texts(new)]
+            )
+            self._terms[new] = self.documents.terms.numbers_of(term_keys(table, "text"))
+        return self._terms[condition]
+
     @cached_property
     def _terms(self) -> Int64s:
-        """The numbers of the terms of the conditions of one term."""
-        numbers = self.documents.terms.numbers_of(term_keys(self.conditions.table, "text"))
-        return np.where(self.conditions.kinds == TERM, numbers, _NO_TERM)
+        return np.full(len(self.conditions.kinds), _NOT_LOOKED_UP, np.int64)
 
     def _in_range(self, doc: Int64s, condition: Int64s) -> Bools:
-        low, high = (self.conditions.table[name].to_numpy()[condition] for name in ("low", "high"))
+        low, high = self.conditions.low[condition], self.conditions.high[condition]
         field = self.conditions.fields[condition]
         values = self.documents.values[field, doc]
         found: Bools = self.documents.comparable[field, doc] & (low <= values) & (values <= high)
         return found
 
     def _near(self, doc: Int64s, condition: Int64s) -> Bools:
-        lists = self.conditions.table["numbers"].gather(condition)
-        circles = lists.explode().to_numpy().reshape(len(doc), 3)
         found = np.zeros(len(doc), np.bool_)
         field = self.conditions.fields[condition]
-        for number in np.unique(field).tolist():
+        first = self.conditions.number_starts[condition]
+        numbers = self.conditions.numbers
+        for number in np.flatnonzero(np.bincount(field)).tolist():
             at = np.flatnonzero((field == number) & self.documents.present[field, doc])
             latitudes, longitudes = self.documents.points[number]
-            found[at] = near(latitudes[doc[at]], longitudes[doc[at]], circles[at])
+            # What is too far to the north or south is known without its distance.
+            may_be = may_be_near(latitudes[doc[at]], numbers[first[at]], numbers[first[at] + 2])
+            at = at[may_be]
+            circles = numbers[first[at][:, None] + np.arange(3)]
+            found[at] = near(latitudes[doc[at]], longitudes[doc[at]], circles)
         return found
 
     # ── kinds that are looked at one by one ─────────────────────────────────────────────────
@@ -186,7 +199,7 @@ class QueryVerifier:
             field = int(self.conditions.fields[number])
             mine = at[self.documents.present[field, doc[at]]]
             latitudes, longitudes = self.documents.points[field]
-            polygon = self.conditions.table["numbers"][number].to_list()
+            polygon = self.conditions.numbers_of(number)
             found[mine] = inside(latitudes[doc[mine]], longitudes[doc[mine]], polygon)
         return found
 
@@ -201,7 +214,7 @@ class QueryVerifier:
     def tokens(self, condition: int) -> Int64s:
         """Return the tokens of all documents for which a condition on text is true; of a phrase, where it begins."""
         kind, field = int(self.conditions.kinds[condition]), int(self.conditions.fields[condition])
-        text = self.conditions.table["text"][condition]
+        text = self.conditions.text(condition)
         if kind == PREFIX:
             return self._with_prefix(field, text)
         if kind == PATTERN:

@@ -13,6 +13,7 @@ finaliser is Stafford's Mix13).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +30,7 @@ _NEARLY = 0.9
 _WORD_BYTES = 8
 # Codes differ from process to process, and 128 bits are more than one word.
 _BY_TEXT = {"Categorical", "Enum", "Int128", "UInt128"}
+_WHOLE = {pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64}
 _TAIL_MASKS = np.array([(1 << (8 * n)) - 1 for n in range(_WORD_BYTES)] + [2**64 - 1], np.uint64)
 
 
@@ -54,6 +56,17 @@ def hash_columns(frame: pl.DataFrame, names: tuple[str, ...], seed: int = 0) -> 
     independent of one another.
     """
     return digest_columns(frame, names, seed)
+
+
+def tells_keys_apart(frame: pl.DataFrame, names: Sequence[str]) -> bool:
+    """Return whether no two keys of one type share a hash, so that none need be compared: each step of hashing can be undone.
+
+    Such are those of one column of whole numbers of up to 64 bits without nulls.
+    """
+    if len(names) != 1:
+        return False
+    column = frame[names[0]]
+    return column.dtype in _WHOLE and not column.null_count()
 
 
 def digest_columns(frame: pl.DataFrame, names: tuple[str, ...], seed: int = 0) -> Hashes:

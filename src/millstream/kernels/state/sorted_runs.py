@@ -256,9 +256,9 @@ class SortedRuns:
         """
         for run in self.slots.get(slot, ()):
             table = self.table(run)
-            found = _positions(self._sorted_values(table), hashes)
+            found = positions_of(self._sorted_values(table), hashes)
             table = table if columns is None else table.select(list(columns))
-            rows = self._own(run, table.take(pa.array(found))) if len(found) else None
+            rows = self.own_rows(run, table.take(pa.array(found))) if len(found) else None
             if rows is not None and rows.height:
                 yield rows
 
@@ -267,7 +267,7 @@ class SortedRuns:
         table = self._stored(run)
         bounds = np.array([after, until], np.uint64)
         first, end = np.searchsorted(self._sorted_values(table), bounds, side="right")
-        return self._own(run, table.slice(first, end - first))
+        return self.own_rows(run, table.slice(first, end - first))
 
     def add(
         self,
@@ -414,7 +414,7 @@ class SortedRuns:
             raise _wrong_run(run.name, f"{table.num_rows} rows", run.stored_rows)
         return table
 
-    def _own(self, run: Run, table: pa.Table) -> pl.DataFrame:
+    def own_rows(self, run: Run, table: pa.Table) -> pl.DataFrame:
         """Return the rows of a run's table that are the bucket's, under the numbers that they have there."""
         rows = polars_table(table)
         if run.share is None:
@@ -427,7 +427,7 @@ class SortedRuns:
 
     def _whole(self, run: Run) -> pl.DataFrame:
         """Return a run's rows, all of which are to be read, so that their events can be counted, too."""
-        rows = self._own(run, self.table(run))
+        rows = self.own_rows(run, self.table(run))
         events = self.count(rows)
         if self.counted and run.is_counted and events != run.events:
             raise _wrong_run(run.name, f"rows for {events} events", run.events)
@@ -452,7 +452,7 @@ class SortedRuns:
         runs = list(self.slots.get(slot, ()))
         folded: list[list[Run]] = []
         while runs:
-            folded.insert(0, newest := _newest(runs))
+            folded.insert(0, newest := newest_run(runs))
             del runs[-len(newest) :]
         gone = 0
         if len(folded) > 1 or (folded and last is not None):
@@ -482,7 +482,7 @@ def _wrong_run(name: str, found: str, expected: int) -> CorruptionError:
     )
 
 
-def _newest(runs: list[Run]) -> list[Run]:
+def newest_run(runs: list[Run]) -> list[Run]:
     """Return the parts of the newest run."""
     first = len(runs) - 1
     while runs[first].part:
@@ -496,7 +496,7 @@ def _to_fold(runs: list[Run], height: int, *, tiered: bool) -> list[list[Run]]:
     newest_first: list[list[Run]] = []
     count = 0
     while older:
-        newest_first.append(parts := _newest(older))
+        newest_first.append(parts := newest_run(older))
         del older[-len(parts) :]
         if _rows(parts) <= (TIER_RATIO if tiered else FOLD_RATIO) * newer_rows:
             count = len(newest_first)
@@ -531,7 +531,7 @@ def _cuts(hashes: Hashes, starts: Hashes) -> Iterator[tuple[int, int, int]]:
             yield number, first, end
 
 
-def _positions(held: Hashes, wanted: Hashes) -> np.ndarray[Any, np.dtype[np.int64]]:
+def positions_of(held: Hashes, wanted: Hashes) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return the positions in ``held`` (sorted) of every row whose hash is among ``wanted``."""
     if not len(held):  # a share of no rows
         return np.empty(0, np.int64)

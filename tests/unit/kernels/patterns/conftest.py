@@ -10,3 +10,5 @@ from millstream.kernels.patterns import compiled
 @pytest.fixture(autouse=True)
 def in_python(monkeypatch):
     monkeypatch.setattr(compiled, "PYTHON_CPU_S_MAX", math.inf)
+    monkeypatch.setattr(compiled, "PYTHON_CPU_S_MAX_IF_KEPT", math.inf)
+    monkeypatch.setattr(compiled._Spent, "loaded", set())

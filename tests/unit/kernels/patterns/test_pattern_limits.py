@@ -92,7 +92,7 @@ def test_without_a_folder_to_keep_it_in_it_is_compiled_by_each_process(monkeypat
 def test_a_process_that_has_matched_for_seconds_in_python_goes_on_compiled(monkeypatch):
     compiled_calls = []
 
-    def compile_(function, *_):
+    def compile_(function, *_, **__):
         def called(*given):
             compiled_calls.append(function)
             return function(*given)
@@ -108,6 +108,38 @@ def test_a_process_that_has_matched_for_seconds_in_python_goes_on_compiled(monke
     assert not compiled_calls
     spent = compiled._Spent.cpu_s
     assert spent > 0
-    monkeypatch.setattr(compiled, "PYTHON_CPU_S_MAX", spent)
+    monkeypatch.setattr(compiled, "PYTHON_CPU_S_MAX_IF_KEPT", spent)
+    monkeypatch.setattr(jit, "is_kept", lambda _: False)
+    run(kernel, rows, 1, random.Random(1))
+    assert not compiled_calls
+    monkeypatch.setattr(jit, "is_kept", lambda _: True)
     run(kernel, rows, 1, random.Random(1))
     assert set(compiled_calls) == {matcher.match_keys}
+    compiled_calls.clear()
+    monkeypatch.setattr(compiled, "PYTHON_CPU_S_MAX_IF_KEPT", 1e9)
+    run(kernel, rows, 1, random.Random(1))  # it is loaded
+    assert compiled_calls
+
+
+def test_without_what_was_kept_a_process_matches_longer_in_python(monkeypatch):
+    compiled_calls = []
+
+    def compile_(function, *_, **__):
+        return lambda *given: (compiled_calls.append(function), function(*given))
+
+    kernel = kernel_of(ms.sequence("a", is_("a")).followed_by("b", is_("b")).within("1 hour"))
+    monkeypatch.setattr(jit, "is_available", lambda: True)
+    monkeypatch.setattr(jit, "is_kept", lambda _: False)
+    monkeypatch.setattr(jit, "compiled", compile_)
+    monkeypatch.setattr(compiled, "PYTHON_CPU_S_MAX", compiled._Spent.cpu_s)
+    run(kernel, {"x": [row(0, "a")]}, 1, random.Random(1))
+    assert set(compiled_calls) == {matcher.match_keys}
+
+
+def test_what_an_earlier_process_has_kept_is_seen_by_its_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    assert not jit.is_kept(matcher.match_keys)
+    (tmp_path / "patterns_1").mkdir()
+    (tmp_path / "patterns_1" / "matcher.match_keys-44.py312.nbi").touch()
+    assert jit.is_kept(matcher.match_keys)
+    assert not jit.is_kept(matcher.began_us)

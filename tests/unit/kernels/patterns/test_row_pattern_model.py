@@ -4,12 +4,14 @@ import os
 import random
 
 import numpy as np
+import polars as pl
 import pytest
 from pattern_run import NothingToDeclareError
 from row_pattern_model import Draw, TooManyTriesError, declared, model
-from row_pattern_run import kernel_of_drawn, run
+from row_pattern_run import kernel_of, kernel_of_drawn, run
 
-from millstream.kernels.patterns import row_operator
+import millstream as ms
+from millstream.kernels.patterns import row_matcher, row_operator
 
 PATTERNS = int(os.environ.get("MILLSTREAM_TEST_PATTERNS", "40"))
 FIRST = int(os.environ.get("MILLSTREAM_TEST_FIRST_PATTERN", "0"))
@@ -24,6 +26,59 @@ def test_random_row_patterns_give_what_the_model_says(start):
         assert not problems, "\n".join(problems)
         emitted_rows += rows
     assert emitted_rows
+
+
+def test_rows_that_begin_no_match_are_left_out_as_if_each_was_searched_from(monkeypatch):
+    monkeypatch.setattr(row_matcher, "AHEAD_COST", 0)
+    left_out, local = [], []
+    begins_none, truths = row_matcher._begins_none, row_operator.truths
+    monkeypatch.setattr(
+        row_matcher,
+        "_begins_none",
+        lambda *given: (left_out.append(found := begins_none(*given)), found)[1],
+    )
+    monkeypatch.setattr(row_operator, "truths", lambda *given: (local.append(1), truths(*given))[1])
+    seeds = [seed for seed in range(6000, 6200) if is_local(seed)]
+    for seed in seeds:
+        problems, _ = compared(seed)
+        assert not problems, "\n".join(problems)
+    assert len(seeds) > 20
+    assert sum(left_out) > 50
+    assert local
+
+
+def is_local(seed):
+    """Return whether no condition of a drawn pattern depends on where a match begins."""
+    try:
+        return len(kernel_of_drawn(Draw(seed).pattern()).tables.variable_of) > 0
+    except NothingToDeclareError:
+        return False
+
+
+B, C = ms.variable("B"), ms.variable("C")
+NEVER_ENDED = [
+    ("A+ B", {"A": pl.col("v") == "a", "B": pl.col("v") == "b"}),
+    ("A B+ C", {"B": pl.col("n") < B.prev()["n"], "C": pl.col("n") > C.prev()["n"]}),
+]
+
+
+@pytest.mark.parametrize(("text", "define"), NEVER_ENDED)
+def test_rows_that_begin_no_match_take_steps_in_proportion_to_them(text, define, monkeypatch):
+    steps = []
+    step, reached = row_matcher._step, row_matcher._reached
+    monkeypatch.setattr(row_matcher, "_step", lambda *given: (steps.append(1), step(*given))[1])
+    monkeypatch.setattr(
+        row_matcher, "_reached", lambda *given: (steps.append(1), reached(*given))[1]
+    )
+    taken = []
+    for count in (200, 800):
+        pattern = ms.row_pattern(text, define=define, within=f"{count // 2} seconds")
+        rows = [{"at": at, "v": "a", "n": -at} for at in range(count)]
+        steps.clear()
+        kernel = kernel_of(pattern, {"n": ms.match_number()})
+        assert run(kernel, {"x": rows}, 1, random.Random(1)) == []
+        taken.append(len(steps))
+    assert taken[1] < 5 * taken[0]
 
 
 def test_rows_that_come_in_another_order_give_the_same_in_any_batches():

@@ -1,9 +1,11 @@
 """What a frame function does is what a dict for each key does, however rows are divided among batches, failing rows left out."""
 
 import json
+import random
 from datetime import datetime, timedelta
 from math import nan
 
+import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
@@ -14,7 +16,8 @@ from process_run import SCHEMA, SECOND, Run, as_table, kernel_of, run, stored_ke
 import millstream as ms
 from millstream import testing
 from millstream.errors import ConfigError, UserCodeError
-from millstream.kernels.process import frame_calls
+from millstream.kernels.process import frame_calls, operator
+from millstream.kernels.state.keyhash import hash_columns
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.rescale import rescale_operator
 
@@ -79,6 +82,27 @@ KEY_ROWS = st.lists(ROW, max_size=8).map(lambda rows: sorted(rows, key=lambda ro
     st.randoms(use_true_random=False),
 )
 def test_any_rows_in_any_batches_give_what_the_model_says(rows, batches, dice):
+    require_the_models(rows, batches, dice)
+
+
+@pytest.mark.parametrize("hashes", [1, 2])
+def test_keys_that_share_a_hash_are_told_apart(hashes, monkeypatch):
+    monkeypatch.setattr(
+        operator, "hash_columns", lambda *given: hash_columns(*given) % np.uint64(hashes)
+    )
+    for seed in range(12):
+        dice = random.Random(seed)
+        rows = {
+            key: [
+                (time, dice.choice(WORDS), dice.randrange(9))
+                for time in sorted(dice.choices(range(1, 30), k=dice.randrange(6)))
+            ]
+            for key in "uvxyz"
+        }
+        require_the_models(rows, dice.randint(1, 5), dice)
+
+
+def require_the_models(rows, batches, dice):
     kernel = kernel_of(Fold(), OUTPUT, side_outputs={"side": SIDE})
     done = run(kernel, as_table(rows), batches, 60 * SECOND, dice)
     made, side, failed, left = model(rows)

@@ -10,12 +10,12 @@ import pytest
 from example_counts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from process_run import Run, stored_keys
+from process_run import SECOND, Run, as_table, stored_keys
 
 import millstream as ms
 from millstream import testing
 from millstream.errors import ConfigError
-from millstream.kernels.frames import DIFF, TIME
+from millstream.kernels.frames import DIFF, ORDER, TIME
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 END = testing.Watermark("t", at=START + timedelta(days=9))
@@ -114,6 +114,7 @@ def test_a_row_that_failed_is_not_taken_back_and_is_a_dead_letter():
 class Running(ms.ProcessFunction):
     """Over events: it takes back what it said before."""
 
+    retracts = True
     count = ms.value_state(pl.Int64, default=0)
 
     def on_row(self, context, row):
@@ -121,9 +122,6 @@ class Running(ms.ProcessFunction):
             context.retract({"k": row["k"], "n": context.state.count})
         context.state.count += 1
         context.emit({"k": row["k"], "n": context.state.count})
-
-    def on_retraction(self, context, row):
-        raise AssertionError("events are never taken back")
 
 
 def events():
@@ -140,6 +138,54 @@ def test_over_events_what_was_emitted_may_be_taken_back():
     assert dict(out["keys"].rows()) == {3: 1, 2: 1, 1: 1}
 
 
+class Undoing(ms.ProcessFunction):
+    """Takes back rows that are taken back, which events never are."""
+
+    def on_row(self, context, row):
+        context.emit({"k": row["k"]})
+
+    def on_retraction(self, context, row):
+        context.retract({"k": row["k"]})
+
+
+def test_over_events_a_key_keeps_nothing_of_what_could_only_be_taken_back_with_them():
+    _, stream = events()
+    made = stream.process(Undoing(), by="k", schema={"k": str})
+    assert made.shape.mode is None
+    kernel = made.node.kernel
+    done = Run(kernel)
+    rows = as_table({"x": [(at, "", 0) for at in range(5)]})
+    given = rows.select("at", "k", "n", TIME, ORDER)
+    assert done.batch(given, 9 * SECOND).rows.height == 5
+    assert stored_keys(done) == 0
+    counts = stream.window(ms.tumbling("10 seconds"), by="k").emit("update").agg(n=ms.count())
+    after_changes = counts.process(Undoing(), by="k", schema={"k": str}, order="arrival")
+    assert after_changes.shape.mode == "retract"
+
+
+class Sometimes(ms.ProcessFunction):
+    retracts = "sometimes"
+
+    def on_row(self, context, row): ...
+
+
+class Framed(ms.FrameFunction):
+    retracts = True
+    n = ms.value_state(pl.Int64)
+
+    def on_rows(self, context, rows, state): ...
+
+
+def test_what_retracts_says_is_checked():
+    _, stream = events()
+    with pytest.raises(ConfigError, match=r"has retracts = 'sometimes'\. Say True if"):
+        stream.process(Sometimes(), by="k", schema={"k": str}, order="arrival")
+    with pytest.raises(ConfigError, match="what a FrameFunction emits holds for good"):
+        stream.process(Framed(), by="k", schema={"k": str})
+    with pytest.raises(ConfigError, match='Say order="arrival"'):
+        stream.process(Running(), by="k", schema={"k": str, "n": int})
+
+
 class Plain(ms.ProcessFunction):
     def on_row(self, context, row):
         context.retract({"k": row["k"]})
@@ -149,7 +195,7 @@ def test_a_function_that_does_not_say_so_takes_nothing_back():
     app, stream = events()
     stream.process(Plain(), by="k", schema={"k": str}).view("v", key="k")
     out = testing.run(app, {"t": [Event(START, "x", 1), END]}, partitions=1)
-    assert "the function has no on_retraction" in out.dead["reason"][0]
+    assert "Say retracts = True in its class" in out.dead["reason"][0]
     counts = stream.window(ms.tumbling("1 minute"), by="k").emit("update").agg(n=ms.count())
     with pytest.raises(ConfigError, match="Give it an on_retraction"):
         counts.process(Plain(), by="k", schema={"k": str})
@@ -160,14 +206,13 @@ def test_a_function_that_does_not_say_so_takes_nothing_back():
 class Wrong(ms.ProcessFunction):
     """Takes back a row twice."""
 
+    retracts = True
+
     def on_row(self, context, row):
         context.emit({"k": row["k"]})
         context.retract({"k": row["k"]})
         if row["n"] == 2:
             context.retract({"k": row["k"]})
-
-    def on_retraction(self, context, row):
-        raise AssertionError("events are never taken back")
 
 
 def test_a_call_that_takes_back_what_does_not_hold_fails_and_stops_nothing():
@@ -184,15 +229,14 @@ def test_a_call_that_takes_back_what_does_not_hold_fails_and_stops_nothing():
 class Catching(ms.ProcessFunction):
     """Goes on where nothing could be taken back, and takes a row with 0.0 back as -0.0."""
 
+    retracts = True
+
     def on_row(self, context, row):
         with suppress(Exception):
             context.retract({"k": row["k"], "x": 5.0})
         context.emit({"k": row["k"], "x": 0.0})
         if row["n"] == 2:
             context.retract({"k": row["k"], "x": -0.0})
-
-    def on_retraction(self, context, row):
-        raise AssertionError("events are never taken back")
 
 
 def test_an_error_of_retract_that_is_caught_takes_nothing_back_and_zeros_are_equal():
@@ -208,11 +252,10 @@ def test_an_error_of_retract_that_is_caught_takes_nothing_back_and_zeros_are_equ
 class Twice(ms.ProcessFunction):
     """Emits equal rows at different times, and takes back the latest."""
 
+    retracts = True
+
     def on_row(self, context, row):
         (context.emit if row["n"] else context.retract)({"k": row["k"]})
-
-    def on_retraction(self, context, row):
-        raise AssertionError("events are never taken back")
 
 
 class Seconds(ms.ProcessFunction):
