@@ -78,6 +78,7 @@ NAVIGATION: dict[str, list[str]] = {
         "docs/results",
         "docs/views",
         "docs/ask",
+        "docs/sql",
         "docs/sourcing",
     ],
     "Databases": [

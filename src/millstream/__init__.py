@@ -31,7 +31,7 @@ _MODULES: dict[str, str] = {
         "millstream.connectors.source": "Source SourceStatus source",
         "millstream.errors": (
             "CommandRejectedError ConfigError ConflictError CorruptionError DeadlineError FencedError "
-            "JobFailedError MillstreamError OffsetOutOfRangeError RetriableError UserCodeError "
+            "JobFailedError MillstreamError OffsetOutOfRangeError RetriableError SqlError UserCodeError "
             "VersionConflictError"
         ),
         "millstream.kernels.aggregates.user_defined": "UserAggregate",
@@ -67,6 +67,7 @@ _MODULES: dict[str, str] = {
         "millstream.sourcing.projection": "Projection",
         "millstream.sourcing.store": "EventStore",
         "millstream.sourcing.stored_event": "SourcedEvent",
+        "millstream.sql_queries.query": "SqlResult sql",
         "millstream.views": "panels",
         "millstream.views.alerts.rule": "alert",
         "millstream.views.alerts.targets": "tell_command tell_email tell_webhook",
@@ -115,6 +116,7 @@ if TYPE_CHECKING:
     from millstream.errors import MillstreamError as MillstreamError
     from millstream.errors import OffsetOutOfRangeError as OffsetOutOfRangeError
     from millstream.errors import RetriableError as RetriableError
+    from millstream.errors import SqlError as SqlError
     from millstream.errors import UserCodeError as UserCodeError
     from millstream.errors import VersionConflictError as VersionConflictError
     from millstream.kernels.aggregates.user_defined import UserAggregate as UserAggregate
@@ -168,6 +170,8 @@ if TYPE_CHECKING:
     from millstream.sourcing.projection import Projection as Projection
     from millstream.sourcing.store import EventStore as EventStore
     from millstream.sourcing.stored_event import SourcedEvent as SourcedEvent
+    from millstream.sql_queries.query import SqlResult as SqlResult
+    from millstream.sql_queries.query import sql as sql
     from millstream.views import panels as panels
     from millstream.views.alerts.rule import alert as alert
     from millstream.views.alerts.targets import tell_command as tell_command

@@ -9,6 +9,7 @@ carry the data. A message names the value seen, what is allowed, and the next st
     │   ├── TopicExistsError        use the topic that is there, or choose another name
     │   ├── UnknownViewError        correct the name, or run the pipeline that fills the view
     │   ├── RecordTooLargeError     send a smaller record
+    │   ├── SqlError                correct the statement; has PostgreSQL's code of what is wrong
     │   └── EnvironmentProblem      install or set what is missing; `millstream doctor` checks it
     ├── RetriableError          retry later, unchanged
     │   ├── FolderOwnedError        another process owns the folder, alone; wait, or stop that process
@@ -63,6 +64,14 @@ class UnknownViewError(ConfigError):
 
 class RecordTooLargeError(ConfigError):
     """A record is larger than a batch may be. Send a smaller one."""
+
+
+class SqlError(ConfigError):
+    """A statement of SQL is wrong, or may not be run. ``sqlstate`` is PostgreSQL's code of the kind of error."""
+
+    def __init__(self, message: str, *, sqlstate: str) -> None:
+        super().__init__(message)
+        self.sqlstate = sqlstate
 
 
 class EnvironmentProblem(ConfigError):

@@ -420,3 +420,20 @@ def test_the_file_of_a_folder_and_a_url_are_told_apart(tmp_path):
     assert parse_state_store(None, "app", what="The store") is None
     assert parse_state_store("sqlite", "app", what="The store") is None
     assert isinstance(tmp_path / "views.db", Path)
+
+
+def test_a_snapshot_has_the_wanted_views_as_of_one_commit_and_again_only_what_has_changed(
+    switching,
+):
+    store, reader, start = switching
+    first = reader.snapshot("app", {"counts", "others"}, {})
+    assert {view: one.rows.height for view, one in first.rows.items()} == {"counts": 2, "others": 3}
+    assert (first.batch_id, first.position) == (0, {"t": {"0": 9}})
+    assert [schema.name for schema in first.schemas] == ["counts", "others"]
+    assert not reader.snapshot("app", {"counts", "others"}, first.marks).rows
+    fence = Fence("app", "main", start.run, 1)
+    store.commit(fence, [counts(a=5)], position={"t": {"0": 11}}, status={})
+    later = reader.snapshot("app", {"counts", "others"}, first.marks)
+    assert [*later.rows] == ["counts"]
+    assert later.position == {"t": {"0": 11}}
+    assert not reader.snapshot("app", {"others"}, later.marks).rows

@@ -51,6 +51,7 @@ COMMANDS = {
     "ledger": "Show where every event of APP went: the ledger, per batch or in total.",
     "why": "Say why a window or match is open, an event late, a job behind, a row missing, a value so.",
     "ask": "Ask the app in FILE, or whose questions are served at URL, about its state.",
+    "sql": "Ask the views and topics of an app in SQL, at one position of the log.",
     "top": "Show what the apps of a log do, at a glance: how far behind, how fast, and where their time goes.",
     "alert": "Look at the figures of a log by the rules in FILE, and tell what is wrong.",
     "view": "Look at maintained views: list them, show rows, follow changes.",

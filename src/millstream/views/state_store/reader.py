@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -19,6 +19,7 @@ import polars as pl
 from millstream.choices import did_you_mean
 from millstream.errors import ConfigError, UnknownViewError
 from millstream.views.coverage import CoverageSpan, OutputCoverage, OutputSink, last_covered
+from millstream.views.position import TOPIC_IDS
 from millstream.views.query import Query, QueryResult, ViewReader, view_id_of
 from millstream.views.schema import ViewSchema
 from millstream.views.sink import RunStart
@@ -42,6 +43,24 @@ FORMAT = 3
 T = TypeVar("T")
 
 _MANY = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class ViewsSnapshot:
+    """Views of a store as of one commit.
+
+    ``schemas`` are those of all views; ``rows`` has the views that were wanted and are not as the reader knew them, and
+    ``marks`` what the wanted ones are known by. ``topic_ids`` are those of the topics of the app's ``position``, by name;
+    ``topics_read`` are the topics that the app reads, of which one that is not in the position was not read yet.
+    """
+
+    schemas: tuple[ViewSchema, ...]
+    rows: Mapping[str, QueryResult]
+    marks: Mapping[str, tuple[Any, ...]]
+    batch_id: int | None
+    position: dict[str, Any]
+    topic_ids: Mapping[str, str]
+    topics_read: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -123,6 +142,40 @@ class StateStoreReader(ViewReader):
         last, position = _last_committed(db, view)
         coverage = stored_coverage(db, _job_of(db, view)[0], view)
         return QueryResult(schema, found, newest, last, position, coverage, _view_id(db, view))
+
+    def snapshot(
+        self, app: str, wanted: Container[str], known: Mapping[str, tuple[Any, ...]]
+    ) -> ViewsSnapshot:
+        """Return the rows of the wanted views of an app, all of one commit; not of those that are still as ``known``.
+
+        ``known`` has marks of an earlier snapshot.
+        """
+
+        def snapshot(db: Database) -> ViewsSnapshot:
+            found = db.execute("SELECT schema, seq_next FROM _views ORDER BY name").fetchall()
+            schemas = [(ViewSchema.from_json(text), seq) for text, seq in found]
+            runs = _version(db)[1]
+            marks = {
+                schema.name: (_view_id(db, schema.name), seq, runs, schema)
+                for schema, seq in schemas
+                if schema.name in wanted
+            }
+            rows = {
+                view: self._query(view, Query(), db)
+                for view, mark in marks.items()
+                if known.get(view) != mark
+            }
+            ids = graph = None
+            if self._has_table(db, "_descriptions"):
+                ids = stored_description(db, app, TOPIC_IDS)
+                graph = stored_description(db, app, "graph")
+            read = {node["does"] for node in (graph or {}).get("nodes", ()) if _is_topic_read(node)}
+            last = fence_value(db, "batch_id", app, None)
+            position = fence_json(db, "position", app, None)
+            every = tuple(schema for schema, _ in schemas)
+            return ViewsSnapshot(every, rows, marks, last, position, ids or {}, frozenset(read))
+
+        return self._read(snapshot)
 
     def changes(self, view: str, *, since: int = 0, limit: int | None = None) -> pl.DataFrame:
         def changes(db: Database) -> pl.DataFrame:
@@ -331,6 +384,10 @@ def _manifests(
             row for bucket in buckets for row in db.execute(one, (app, job, *bucket)).fetchall()
         ]
     return {(stage, bucket): bytes(manifest) for stage, bucket, manifest in found}
+
+
+def _is_topic_read(node: Mapping[str, str]) -> bool:
+    return node["kind"] == "topic" and node["id"].startswith("source-")
 
 
 def _version(db: Database) -> tuple[int, ...]:
