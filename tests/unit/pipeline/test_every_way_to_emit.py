@@ -525,6 +525,7 @@ def test_a_share_of_all_ways_to_emit_gives_what_is_left_or_is_refused(tried, kin
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)  # 162 ways
 @pytest.mark.parametrize(("tried", "kind", "mode"), WAYS)
 def test_every_way_to_emit_gives_what_is_left_or_is_refused(tried, kind, mode):
     for early, late, extra in EMITS:
