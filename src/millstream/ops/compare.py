@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import polars as pl
 
 from millstream.engine.state_place import load_or_create_place
-from millstream.errors import CorruptionError
+from millstream.errors import ConflictError, CorruptionError
 from millstream.kernels.state.sorted_runs import RunStore
 from millstream.kernels.table_feed import Manifests
 from millstream.object_store.address import state_url
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from millstream.pipeline.app import App
 
 T = TypeVar("T")
+
+_READS_MAX = 10  # of state that an app replaces meanwhile
 
 
 @dataclass(frozen=True)
@@ -158,46 +160,59 @@ def _filled_from_table(
 ) -> tuple[QueryResult, pl.DataFrame]:
     """Return a view as it is, and the rows that it would have of a table's state, both of one commit."""
     view = fill.schema.name
-
-    def made(manifests: Manifests, runs: RunStore) -> tuple[QueryResult, pl.DataFrame]:
-        return live.select(view, Query()), fill.rows(manifests, runs)
-
-    return _of_one_commit(deployment, live, made)
+    found, after = _of_one_commit(deployment, live, {view}, fill.rows)
+    return found[view], after
 
 
 def _filled_with_steps(
     deployment: Deployment, live: StateStore, views: Collection[str]
 ) -> dict[str, QueryResult]:
     """Fill steps of the state of tables, and return views below them as they are: all of one commit."""
-
-    def made(manifests: Manifests, runs: RunStore) -> dict[str, QueryResult]:
-        found = {view: live.select(view, Query()) for view in views}
-        deployment.step_fills.compute(manifests, runs)
-        return found
-
-    return _of_one_commit(deployment, live, made) if views else {}
+    if not views:
+        return {}
+    return _of_one_commit(deployment, live, views, deployment.step_fills.compute)[0]
 
 
 def _of_one_commit(
-    deployment: Deployment, live: StateStore, made: Callable[[Manifests, RunStore], T]
-) -> T:
-    """Return what is made of the store and the state of an app, once no batch was committed meanwhile.
+    deployment: Deployment,
+    live: StateStore,
+    views: Collection[str],
+    made: Callable[[Manifests, RunStore], T],
+) -> tuple[dict[str, QueryResult], T]:
+    """Return views as they are, and what is made of the state of the app, both of one commit.
 
-    An app that runs removes runs of state that it has replaced, so one that is missing says nothing if there was a commit.
+    Manifests and the runs that they name stay as they are, so an app that commits meanwhile does not matter. It removes runs that it has
+    replaced, though, so one that is missing says nothing if there was a commit: then newer ones are read.
+
+    Raises:
+        ConflictError: the app has replaced what was read, again and again.
     """
     app = deployment.app
     place = load_or_create_place(app.name, live, state_url(app.state), app.folder)
     with state_runs(app.folder, place) as runs:
-        while True:
-            version = live.version()
+        for _ in range(_READS_MAX):
+            version, found, manifests = _read_together(app, live, views)
             try:
-                found = made(live.state_manifests(app.name, JOB), runs)
+                return found, made(manifests, runs)
             except CorruptionError:
                 if live.version() == version:
                     raise
-                continue
-            if live.version() == version:
-                return found
+    raise ConflictError(
+        f"{app.name} has replaced runs of its state while they were read, {_READS_MAX} times. Nothing was changed. "
+        "Compare again when it has less to do, or is stopped."
+    )
+
+
+def _read_together(
+    app: App, live: StateStore, views: Collection[str]
+) -> tuple[int, dict[str, QueryResult], Manifests]:
+    """Return the version of the store, and views and manifests of it."""
+    while True:
+        version = live.version()
+        found = {view: live.select(view, Query()) for view in views}
+        manifests = live.state_manifests(app.name, JOB)
+        if live.version() == version:
+            return version, found, manifests
 
 
 def _key_of(deployment: Deployment, view: str) -> tuple[str, ...]:

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from step_fills import EDIT, MORE, SOURCE, began, program, rows_of, tables_in_state
 
 import millstream as ms
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, ConflictError, CorruptionError
 from millstream.kernels.rescale import rescale_manifests
 from millstream.kernels.state.keyhash import Buckets
+from millstream.ops import compare as comparison
 from millstream.ops import deploy as deployment
 from millstream.ops import fills
 from millstream.ops.compare import compare
@@ -138,6 +139,42 @@ def test_a_changed_aggregate_is_filled_compared_and_gone_back_from(tmp_path):
     rollback(app)
     assert edited.views(app)["kinds"] == naive_kinds(rows, len)
     assert plan_change(app).verdict == "keeps"
+
+
+def test_what_is_filled_is_compared_at_one_commit_while_the_app_commits(tmp_path):
+    edited = began(tmp_path, 1, 17, rows_of(40, 1), (MORE, KINDS))
+    old = edited.write((MORE, KINDS))
+    app = edited.write((MORE, KINDS.replace("n=ms.count()", 'n=ms.count(), most=ms.max("cost")')))
+    compute, reads = fills.StepFills.compute, []
+
+    def compute_beside_a_batch(self, *state):
+        reads.append(len(edited.views(old)["kinds"]))
+        assert len(reads) < 3, "it waits for an app that commits no more"
+        edited.append(rows_of(9, 2, 40 + len(reads)))
+        edited.run(old)
+        compute(self, *state)
+
+    with mock.patch.object(fills.StepFills, "compute", compute_beside_a_batch):
+        (shown,) = compare(app).views
+    assert (shown.equal, shown.changed, shown.added, shown.removed) == (reads[-1], 0, 0, 0)
+
+
+def test_state_that_an_app_replaces_again_and_again_is_not_compared(tmp_path):
+    edited = began(tmp_path, 1, 17, rows_of(40, 1), (MORE, KINDS))
+    old = edited.write((MORE, KINDS))
+    app = edited.write((MORE, KINDS.replace("n=ms.count()", 'n=ms.count(), most=ms.max("cost")')))
+
+    def replaced(_self, *_state):
+        edited.append(rows_of(1, 2))
+        edited.run(old)
+        raise CorruptionError("a run is missing")
+
+    with (
+        mock.patch.object(fills.StepFills, "compute", replaced),
+        mock.patch.object(comparison, "_READS_MAX", 2),
+        pytest.raises(ConflictError, match="has replaced runs of its state"),
+    ):
+        compare(app)
 
 
 def test_a_view_that_gets_a_column_of_a_join_has_the_join_filled_again(tmp_path):
