@@ -24,7 +24,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -56,7 +56,7 @@ _REFUSED = (
 class MqttSource:
     """A source connector, made by :func:`millstream.connectors.mqtt.mqtt`."""
 
-    url: str
+    url: str = field(repr=False)  # it may have a password
     topics: tuple[str, ...]
     client: str
     session_s: int

@@ -9,6 +9,7 @@ what is found                         what follows
 ====================================  ===================================================================
 more entries are gone than were read  ``lost``: the source stops; or goes on, with an alarm
 the last id is before the position    another stream, or one that was restored: the source stops
+fewer were ever added than were read  the same
 an entry without the field of values  a dead letter
 ====================================  ===================================================================
 
@@ -22,13 +23,17 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from dataclasses import field as _field
 from typing import Any, Literal, TypeAlias, cast
 from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
 from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
     BusyLoadingError,
+    MasterDownError,
     RedisError,
 )
 from redis.exceptions import (
@@ -57,7 +62,7 @@ _ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 class RedisStreamSource:
     """A source connector, made by :func:`millstream.connectors.redis_stream.redis_stream`."""
 
-    url: str
+    url: str = _field(repr=False)  # it may have a password
     streams: tuple[str, ...]
     field: str | None
     fields: RecordFields
@@ -98,6 +103,8 @@ class RedisStreamReader:
         self._source = source
         self._streams = {name: _Stream() for name in source.streams}
         for name, position in positions.items():
+            if name not in self._streams:  # it was read once, and is not asked for now
+                continue
             try:
                 last, read, gone = position["id"], position["read"], position["gone"]
                 self._streams[name] = _Stream(_parsed(last), read, gone)
@@ -186,6 +193,8 @@ class RedisStreamReader:
         """
         if _parsed(info["last-generated-id"].decode()) < stream.last:
             raise self._another(name, f"its last id is {info['last-generated-id'].decode()}")
+        if info["entries-added"] < (stream.gone or 0) + stream.read:  # its ids go on with the clock
+            raise self._another(name, f"only {info['entries-added']:,} entries were ever added")
         gone = info["entries-added"] - info["length"]
         if stream.gone is None:  # read for the first time: what was trimmed before is nobody's loss
             stream.gone = gone
@@ -243,7 +252,11 @@ class RedisStreamReader:
         shown = self._source.origin
         try:
             yield
-        except (RedisConnectionError, RedisTimeoutError, BusyLoadingError) as error:
+        except (AuthenticationError, AuthorizationError) as error:  # which redis takes for a lost connection
+            raise ConfigError(
+                f"{shown} refuses the source: {error}. Give the user in the URL, and the password in {PASSWORD_VARIABLE}."
+            ) from None
+        except (RedisConnectionError, RedisTimeoutError, BusyLoadingError, MasterDownError) as error:
             raise RetriableError(
                 f"{shown} does not respond as it should: {type(error).__name__}. It is tried again."
             ) from None

@@ -100,3 +100,8 @@ def test_what_a_broker_refuses_is_an_error_and_one_that_is_away_is_tried_again(s
 def run_once(server, user=""):
     url = server.url.replace("mqtt://", f"mqtt://{user}")
     ms.mqtt(url, "a", client="c").open({}).close()
+
+
+def test_a_password_in_a_url_is_not_shown():
+    made = ms.source(ms.mqtt("mqtt://me:secret@broker.example", "a", client="c"), topic="t")
+    assert "secret" not in repr(made)
