@@ -9,7 +9,8 @@ what is found                         what follows
 ====================================  ===================================================================
 more entries are gone than were read  ``lost``: the source stops; or goes on, with an alarm
 the last id is before the position    another stream, or one that was restored: the source stops
-fewer were ever added than were read  the same
+fewer were added, or are gone, than   the same
+were read
 an entry without the field of values  a dead letter
 ====================================  ===================================================================
 
@@ -203,7 +204,9 @@ class RedisStreamReader:
         if first is not None and _parsed(first[0].decode()) <= stream.last:
             return  # what was trimmed had been read
         lost = gone - stream.gone - stream.read
-        if lost <= 0:
+        if lost < 0:  # none of those that were read are there, and fewer than they are gone
+            raise self._another(name, f"of {info['entries-added']:,} entries {gone:,} are gone")
+        if not lost:
             return
         text = f"{lost:,} entries of the stream {name!r} were trimmed before they were read, behind {stream.id}"
         if self._source.lost == "stop":
@@ -252,11 +255,19 @@ class RedisStreamReader:
         shown = self._source.origin
         try:
             yield
-        except (AuthenticationError, AuthorizationError) as error:  # which redis takes for a lost connection
+        except (
+            AuthenticationError,
+            AuthorizationError,
+        ) as error:  # which redis takes for a lost connection
             raise ConfigError(
                 f"{shown} refuses the source: {error}. Give the user in the URL, and the password in {PASSWORD_VARIABLE}."
             ) from None
-        except (RedisConnectionError, RedisTimeoutError, BusyLoadingError, MasterDownError) as error:
+        except (
+            RedisConnectionError,
+            RedisTimeoutError,
+            BusyLoadingError,
+            MasterDownError,
+        ) as error:
             raise RetriableError(
                 f"{shown} does not respond as it should: {type(error).__name__}. It is tried again."
             ) from None
