@@ -50,6 +50,11 @@ def rows_to_json(given: Any, key: str | None) -> tuple[pa.Array, pa.Array | None
     table = _in_microseconds(to_arrow(given, "rows"))
     if len(set(table.column_names)) != table.num_columns or not table.num_columns:
         raise ConfigError(f"rows has the columns {table.column_names}; give each another name")
+    for field in table.schema:
+        if "decimal256" in str(field.type):  # polars would panic
+            raise ConfigError(
+                f"rows has {field}, with more digits than 38; cast it, or leave it out"
+            )
     try:
         frame = pl.DataFrame(pl.from_arrow(table))
     except (pl.exceptions.PolarsError, TypeError, ValueError) as error:

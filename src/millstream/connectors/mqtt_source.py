@@ -24,7 +24,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -56,7 +56,7 @@ _REFUSED = (
 class MqttSource:
     """A source connector, made by :func:`millstream.connectors.mqtt.mqtt`."""
 
-    url: str
+    url: str = field(repr=False)  # it may have a password
     topics: tuple[str, ...]
     client: str
     session_s: int
@@ -82,7 +82,8 @@ class MqttReader:
     def __init__(self, source: MqttSource, positions: Mapping[str, Position]) -> None:
         self.alarm = ""
         self._source = source
-        self._began = source.client in positions
+        self._said = (positions.get(source.client) or {}).get("topics")
+        self._began = self._said is not None
         self._messages: list[paho.MQTTMessage] = []
         self._connected: Any = None
         self._subscribed: Any = None
@@ -169,6 +170,10 @@ class MqttReader:
                 "run are missing: the broker was restarted without its files, or the session expired"
             )
         options = SubscribeOptions(qos=_QUALITY, retainHandling=_RETAINED_ONCE)
+        if left := sorted(set(self._said or ()) - set(self._source.topics)):
+            self._client.unsubscribe(
+                left
+            )  # the session has them still, and its messages would come
         self._client.subscribe([(topic, options) for topic in self._source.topics])
         for topic, granted in zip(
             self._source.topics, self._wait_for(lambda: self._subscribed), strict=True
@@ -202,11 +207,12 @@ class MqttReader:
         )
 
     def _first_batch(self) -> SourceBatch | None:
-        """Return a batch that says in the log that there is a session, if nothing says so yet."""
-        if self._began:
+        """Return a batch that says in the log that there is a session with these topics, if nothing says so yet."""
+        topics = list(self._source.topics)
+        if self._said == topics:
             return None
-        self._began = True
-        return SourceBatch(positions={self._source.client: {"topics": list(self._source.topics)}})
+        self._said = topics
+        return SourceBatch(positions={self._source.client: {"topics": topics}})
 
     # ── what paho calls ─────────────────────────────────────────────────────────────────────
 

@@ -9,6 +9,8 @@ what is found                         what follows
 ====================================  ===================================================================
 more entries are gone than were read  ``lost``: the source stops; or goes on, with an alarm
 the last id is before the position    another stream, or one that was restored: the source stops
+fewer were added, or are gone, than   the same
+were read
 an entry without the field of values  a dead letter
 ====================================  ===================================================================
 
@@ -22,13 +24,17 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from dataclasses import field as _field
 from typing import Any, Literal, TypeAlias, cast
 from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
 from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
     BusyLoadingError,
+    MasterDownError,
     RedisError,
 )
 from redis.exceptions import (
@@ -57,7 +63,7 @@ _ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 class RedisStreamSource:
     """A source connector, made by :func:`millstream.connectors.redis_stream.redis_stream`."""
 
-    url: str
+    url: str = _field(repr=False)  # it may have a password
     streams: tuple[str, ...]
     field: str | None
     fields: RecordFields
@@ -98,6 +104,8 @@ class RedisStreamReader:
         self._source = source
         self._streams = {name: _Stream() for name in source.streams}
         for name, position in positions.items():
+            if name not in self._streams:  # it was read once, and is not asked for now
+                continue
             try:
                 last, read, gone = position["id"], position["read"], position["gone"]
                 self._streams[name] = _Stream(_parsed(last), read, gone)
@@ -186,6 +194,8 @@ class RedisStreamReader:
         """
         if _parsed(info["last-generated-id"].decode()) < stream.last:
             raise self._another(name, f"its last id is {info['last-generated-id'].decode()}")
+        if info["entries-added"] < (stream.gone or 0) + stream.read:  # its ids go on with the clock
+            raise self._another(name, f"only {info['entries-added']:,} entries were ever added")
         gone = info["entries-added"] - info["length"]
         if stream.gone is None:  # read for the first time: what was trimmed before is nobody's loss
             stream.gone = gone
@@ -194,7 +204,9 @@ class RedisStreamReader:
         if first is not None and _parsed(first[0].decode()) <= stream.last:
             return  # what was trimmed had been read
         lost = gone - stream.gone - stream.read
-        if lost <= 0:
+        if lost < 0:  # none of those that were read are there, and fewer than they are gone
+            raise self._another(name, f"of {info['entries-added']:,} entries {gone:,} are gone")
+        if not lost:
             return
         text = f"{lost:,} entries of the stream {name!r} were trimmed before they were read, behind {stream.id}"
         if self._source.lost == "stop":
@@ -243,7 +255,19 @@ class RedisStreamReader:
         shown = self._source.origin
         try:
             yield
-        except (RedisConnectionError, RedisTimeoutError, BusyLoadingError) as error:
+        except (
+            AuthenticationError,
+            AuthorizationError,
+        ) as error:  # which redis takes for a lost connection
+            raise ConfigError(
+                f"{shown} refuses the source: {error}. Give the user in the URL, and the password in {PASSWORD_VARIABLE}."
+            ) from None
+        except (
+            RedisConnectionError,
+            RedisTimeoutError,
+            BusyLoadingError,
+            MasterDownError,
+        ) as error:
             raise RetriableError(
                 f"{shown} does not respond as it should: {type(error).__name__}. It is tried again."
             ) from None

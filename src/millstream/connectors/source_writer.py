@@ -20,6 +20,8 @@ Source: Apache Kafka, KIP-98 (transactions), as KIP-618 uses them for source con
 from __future__ import annotations
 
 import json
+import math
+import time
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -37,6 +39,7 @@ _READ_OFFSETS = 50_000  # of positions, at once
 _SEGMENT_BYTES = (
     16 << 20
 )  # positions are read whole when a run begins: closed segments are compacted
+TOPIC_LOOK_S = 5.0  # how often it is looked whether the topic was made anew while the source runs
 _DEAD_BYTES_MAX = 1 << 20  # of a dead letter's value
 
 
@@ -74,6 +77,7 @@ class SourceWriter:
     counts: SourceCounts = SourceCounts()
     _topic_id: str = ""
     _has_dead_topic: bool = False
+    _look_s: float = -math.inf
     _begun: str = ""
 
     @property
@@ -133,6 +137,7 @@ class SourceWriter:
         if batch.dead and not self._has_dead_topic:
             self.log.create_topic(self.dead_topic, exist_ok=True)
             self._has_dead_topic = True
+        self._refuse_if_made_anew()
         with self._producer.transaction():
             waiting: list[Future[Any]] = []
             if len(batch.values):
@@ -149,7 +154,8 @@ class SourceWriter:
             for split, position in batch.positions.items():
                 text = None if position is None else _position_json(split, position)
                 waiting.append(self._send_position({"split": split}, text))
-            waiting.append(self._send_position({"source": self.name}, self._source_json(counts)))
+            said = self._source_json(counts, self._splits_after(batch))
+            waiting.append(self._send_position({"source": self.name}, said))
             self._producer.flush()
             for sent in waiting:
                 sent.result()
@@ -160,8 +166,32 @@ class SourceWriter:
             else:
                 self.positions[split] = position
 
+    def _splits_after(self, batch: SourceBatch) -> int:
+        """Return how many splits have a position after a batch: the next run looks whether it finds as many."""
+        known = self.positions
+        changes = (
+            (place is not None) - (split in known) for split, place in batch.positions.items()
+        )
+        return len(known) + sum(changes)
+
+    def _refuse_if_made_anew(self) -> None:
+        """Look now and then whether the topic is still the one that has the records from before."""
+        now_s = time.monotonic()
+        if now_s < self._look_s:
+            return
+        self._look_s = now_s + TOPIC_LOOK_S
+        found = self.log.topics().get(self.topic)
+        if found is None or found.topic_id != self._topic_id:
+            raise self._made_anew(self.counts.records)
+
+    def _made_anew(self, records: int) -> ConflictError:
+        return ConflictError(
+            f"{self.topic!r} is not the topic that the source {self.name!r} wrote to: it was deleted, and lacks the "
+            f"{records:,} records from before. Give the source another name: it reads all again."
+        )
+
     def _send_dead(self, dead: DeadInput) -> Future[Any]:
-        headers = {"reason": dead.reason, "where": dead.where}
+        headers = {"reason": _text(dead.reason), "where": _text(dead.where)}
         if len(dead.value) > _DEAD_BYTES_MAX:
             headers["truncated"] = f"{len(dead.value)} bytes, of which these are the first"
         return self._producer.send(
@@ -173,7 +203,7 @@ class SourceWriter:
     def _send_position(self, key: dict[str, str], value: bytes | None) -> Future[Any]:
         return self._producer.send(self.positions_topic, value, key=_to_json(key), partition=0)
 
-    def _source_json(self, counts: SourceCounts) -> bytes:
+    def _source_json(self, counts: SourceCounts, splits: int) -> bytes:
         return _to_json(
             {
                 "version": POSITIONS_VERSION,
@@ -183,6 +213,7 @@ class SourceWriter:
                 "topic_id": self._topic_id,
                 "records": counts.records,
                 "dead": counts.dead,
+                "splits": splits,
             }
         )
 
@@ -242,9 +273,12 @@ class SourceWriter:
                 "is there now, say so once: moved=True, --moved. Else give this source another name."
             )
         if written["topic_id"] != self._topic_id:
+            raise self._made_anew(written["records"])
+        if written.get("splits", len(self.positions)) != len(self.positions):
             raise ConflictError(
-                f"{self.topic!r} is not the topic that the source {self.name!r} wrote to: it was deleted, and lacks the "
-                f"{written['records']:,} records from before. Give the source another name: it reads all again."
+                f"{topic!r} has lost positions: of {written['splits']:,} there are {len(self.positions):,}. It must be kept "
+                "whole (cleanup.policy=compact, and no other program that deletes from it); what they were of would be read "
+                "again. Give the source another name: it reads all again, into another topic."
             )
         self.counts = replace(self.counts, records=written["records"], dead=written["dead"])
 
@@ -266,4 +300,14 @@ def _position_json(split: str, position: Position) -> bytes:
 
 
 def _to_json(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    try:
+        return json.dumps(
+            value, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        ).encode()
+    except UnicodeEncodeError:  # the name of a file may be bytes that are no text
+        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _text(text: str) -> str:
+    """Return text that can be a header: what is no Unicode in it is written as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -94,8 +94,9 @@ def _mqtt(url: str, given: Mapping[str, str]) -> SourceConnector:
 
 def _known(given: Mapping[str, str], known: tuple[str, ...]) -> dict[str, Any]:
     for name in given.keys() - set(known):
+        shown = repr(name) if name.isidentifier() else "…"  # it may be part of a password with a ?
         raise ConfigError(
-            f"the source's URL has the option {name!r}. Those that it may have are {', '.join(known)}."
+            f"the source's URL has the option {shown}. Those that it may have are {', '.join(known)}."
             f"{did_you_mean(name, known)}"
         )
     return dict(given)

@@ -155,6 +155,33 @@ def test_rows_of_parquet_are_those_that_were_written(rows, group, batch) -> None
     assert len(dead) == len(rows) - len(good)
 
 
+@pytest.mark.parametrize(
+    ("bad", "good", "kind", "reason"),
+    [
+        (10**18, 5_000_000, pa.timestamp("us"), "times go from the year 1 to 9999"),
+        (1_700_000_000_000_000, 5000, pa.int64(), "in the years 1 to 9999"),  # microseconds
+        (2**64 - 1, 5000, pa.uint64(), "in the years 1 to 9999"),
+    ],
+)
+def test_a_time_in_parquet_that_is_none_is_a_dead_letter(bad, good, kind, reason) -> None:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"at": pa.array([good, bad, good], kind)}), sink)
+    content = content_of(sink.getvalue().to_pybytes())
+    values, (dead,), _, times = read(ParquetRows(), content, fields=RecordFields(time="at"))
+    assert (len(values), times) == (2, [5000, 5000])
+    assert reason in dead.reason
+    assert dead.where == "file, row 2"
+
+
+def test_a_column_that_no_record_can_have_makes_dead_letters() -> None:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"a": pa.array([[1], [2]], pa.list_(pa.decimal256(50, 2)))}), sink)
+    values, dead, *_ = read(ParquetRows(), content_of(sink.getvalue().to_pybytes()))
+    assert not values
+    assert [one.where for one in dead] == ["file, row 1", "file, row 2"]
+    assert "more digits than 38" in dead[0].reason
+
+
 def test_columns_have_the_types_that_are_given() -> None:
     types = {"id": int, "price": float, "paid": bool, "note": str}
     data = b"id,price,paid,note,more\n1,2.5,true,x,y\n-7,1e3,0,,\n,,,,\n"

@@ -54,6 +54,18 @@ def test_what_is_published_while_it_does_not_run_is_kept_by_the_broker(server, t
     assert [row["value"] for row in rows(tmp_path / "log")] == [str(n).encode() for n in range(200)]
 
 
+def test_a_topic_that_is_not_asked_for_any_more_is_not_read(server, tmp_path):
+    run(server, tmp_path / "log", "a", "b")
+    run(server, tmp_path / "log", "a")  # here the session loses it
+    server.publish([("b", b"2"), ("a", b"1")])
+    run(server, tmp_path / "log", "a")
+    assert [row["value"] for row in rows(tmp_path / "log")] == [b"1"]
+    run(server, tmp_path / "log", "a", "b")
+    server.publish([("b", b"3")])
+    run(server, tmp_path / "log", "a", "b")
+    assert [row["value"] for row in rows(tmp_path / "log")] == [b"1", b"3"]
+
+
 def test_a_session_that_the_broker_lost_is_an_alarm(server, tmp_path):
     assert not run(server, tmp_path / "log").alarm
     server.kill()
@@ -100,3 +112,8 @@ def test_what_a_broker_refuses_is_an_error_and_one_that_is_away_is_tried_again(s
 def run_once(server, user=""):
     url = server.url.replace("mqtt://", f"mqtt://{user}")
     ms.mqtt(url, "a", client="c").open({}).close()
+
+
+def test_a_password_in_a_url_is_not_shown():
+    made = ms.source(ms.mqtt("mqtt://me:secret@broker.example", "a", client="c"), topic="t")
+    assert "secret" not in repr(made)

@@ -7,6 +7,8 @@ import os
 from dataclasses import replace
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import millstream as ms
 from millstream.errors import ConfigError, ConflictError, RetriableError
@@ -145,6 +147,76 @@ def test_a_file_that_was_renamed_in_the_middle_is_read_on(tmp_path):
     assert folder.read() == [2, 3, 4]
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.permutations(range(4)), max_size=4), st.sampled_from(["stop", "read"]))
+def test_files_that_take_one_anothers_names_are_each_read_once(tmp_path_factory, turns, changed):
+    folder = Folder(tmp_path_factory.mktemp("turn"), changed=changed)
+    names = [f"log.{place}.jsonl" for place in range(4)]
+    for place, name in enumerate(names):
+        folder.write(name, place, at_s=folder.clock.now_s - 100 - place)
+    assert sorted(folder.read()) == [0, 1, 2, 3]
+    for turn in turns:
+        for place, name in enumerate(names):
+            (folder.path / name).rename(folder.path / f"{place}.tmp")
+        for place, moved in enumerate(turn):
+            (folder.path / f"{place}.tmp").rename(folder.path / names[moved])
+        assert folder.read() == []
+        assert sorted(folder.positions) == names
+
+
+def test_logs_of_many_generations_that_are_rotated_are_each_read_once(tmp_path):
+    folder = Folder(tmp_path)
+    for turn in range(6):
+        for place in reversed(range(turn)):
+            (tmp_path / f"log.{place}.jsonl").rename(tmp_path / f"log.{place + 1}.jsonl")
+        folder.write("log.0.jsonl", turn, at_s=folder.clock.now_s - 100 + turn)
+        assert folder.read() == [turn]
+
+
+def test_a_file_that_is_renamed_to_one_that_was_read_in_part_does_not_hide_its_rest(tmp_path):
+    folder = Folder(tmp_path)
+    folder.source = replace(folder.source, records_max=2)
+    done = folder.write("done.jsonl", 7, 8, at_s=folder.clock.now_s - 200)
+    folder.write("part.jsonl", *range(5))
+    folder.reopen()
+    for _ in range(2):
+        folder.positions |= folder.reader.read(1).positions
+    assert folder.positions["part.jsonl"]["at"]
+    done.rename(tmp_path / "part.jsonl")
+    with pytest.raises(ConflictError, match=r"part\.jsonl has changed since it was read"):
+        folder.read()
+    folder.source = replace(folder.source, changed="skip")
+    assert folder.read() == []
+    assert "part.jsonl was replaced before it was read to its end" in folder.reader.alarm
+
+
+def test_a_log_that_is_rotated_between_the_listing_and_the_opening_loses_nothing(tmp_path):
+    folder = Folder(tmp_path)
+    old = folder.write("log.jsonl", *range(5))
+    inner, turns = folder.source.place, []
+
+    class Rotating:
+        shown = inner.shown
+        files, found = inner.files, inner.found
+
+        def open(self, name):
+            if not turns:
+                turns.append(old.rename(tmp_path / "log.1.jsonl"))
+                folder.write("log.jsonl", *range(10, 15), at_s=folder.clock.now_s - 50)
+            return inner.open(name)
+
+    folder.source = replace(folder.source, place=Rotating(), records_max=2)
+    with pytest.raises(RetriableError, match="written while it was read"):
+        folder.read()
+    assert folder.read() == [*range(5), *range(10, 15)]
+
+
+def test_a_pipe_is_no_file_and_is_not_waited_for(folder):
+    os.mkfifo(folder.path / "a.jsonl")
+    folder.write("b.jsonl", 1)
+    assert folder.read() == [1]
+
+
 @pytest.mark.parametrize("how", ["grown", "written again", "replaced"])
 def test_a_file_that_has_changed_stops_the_source(folder, how):
     folder.write("a.jsonl", 1)
@@ -229,7 +301,7 @@ def test_a_disk_that_was_away_brings_nothing_again(folder):
 
 
 def test_a_file_that_is_missing_in_the_middle_is_waited_for(tmp_path):
-    for changed in ("stop", "skip"):
+    for changed in ("stop", "read", "skip"):
         path = tmp_path / changed
         path.mkdir()
         folder = Folder(path, changed=changed)
@@ -238,7 +310,7 @@ def test_a_file_that_is_missing_in_the_middle_is_waited_for(tmp_path):
         folder.reopen()
         folder.positions = dict(folder.reader.read(1).positions)
         away = file.rename(path / "away.tmp")
-        if changed == "stop":
+        if changed != "skip":
             with pytest.raises(RetriableError, match="not read to its end"):
                 folder.read()
             away.rename(file)
@@ -246,6 +318,8 @@ def test_a_file_that_is_missing_in_the_middle_is_waited_for(tmp_path):
         else:
             assert folder.read() == []
             assert "removed before it was read" in folder.reader.alarm
+            away.rename(file)  # it was a disk that was away
+            assert folder.read() == [2, 3, 4]
 
 
 def test_a_folder_that_is_not_there_is_an_error_at_first_and_waited_for_later(tmp_path):

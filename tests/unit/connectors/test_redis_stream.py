@@ -88,6 +88,58 @@ def test_another_stream_of_the_name_is_refused(server, client, tmp_path, how):
         run(server, tmp_path)
 
 
+@pytest.mark.parametrize("lost", ["stop", "skip"])
+@pytest.mark.parametrize(
+    ("count", "found"), [(7, "only 7 entries were ever added"), (12, "of 12 entries 0 are gone")]
+)
+def test_a_stream_that_was_made_anew_is_refused_though_its_ids_go_on(
+    server, client, tmp_path, lost, count, found
+):
+    add(client, *range(1, 9))
+    client.xtrim("s", maxlen=6, approximate=False)
+    run(server, tmp_path)
+    add(client, 20, 21)  # nobody will read these
+    client.delete("s")
+    add(client, *range(30, 30 + count))
+    with pytest.raises(ConflictError, match=f"{found}, and 8-1 was read"):
+        run(server, tmp_path, lost=lost)
+
+
+def test_a_stream_that_is_not_asked_for_any_more_is_not_read(server, client, tmp_path):
+    add(client, 1, stream="a")
+    add(client, 2, stream="b")
+    run(server, tmp_path, "a", "b")
+    add(client, 3, stream="b")
+    assert run(server, tmp_path, "a").records == 2
+    assert run(server, tmp_path, "a", "b").records == 3
+
+
+def test_a_wrong_password_is_refused_and_not_tried_without_end(server, client, monkeypatch):
+    monkeypatch.setenv("MILLSTREAM_SOURCE_PASSWORD", "wrong")
+    client.config_set("requirepass", "right")
+    try:
+        with pytest.raises(ConfigError, match=r"refuses the source: .*MILLSTREAM_SOURCE_PASSWORD"):
+            ms.redis_stream(server.url, "s").open({})
+        monkeypatch.setenv("MILLSTREAM_SOURCE_PASSWORD", "right")
+        ms.redis_stream(server.url, "s").open({}).close()
+    finally:
+        client.config_set("requirepass", "")
+
+
+@pytest.mark.parametrize("rest", ["/sales", "/0?db=3", "/0?decode_responses=True", "/1/2", "/0#x"])
+def test_an_address_that_would_be_read_as_another_is_refused(rest):
+    with pytest.raises(ConfigError, match="with the database as a number"):
+        ms.redis_stream(f"redis://:secret@cache.example{rest}", "s")
+
+
+def test_a_password_in_a_url_is_not_shown():
+    made = ms.source(ms.redis_stream("redis://:secret@cache.example", "s"), topic="t")
+    assert "secret" not in repr(made)
+    with pytest.raises(ConfigError) as caught:
+        ms.source("redis://:sec?ret@cache.example?streams=s", topic="t")
+    assert "ret@" not in str(caught.value)
+
+
 def test_many_streams_are_read_each_from_its_place(server, client, tmp_path):
     add(client, 1, 2, stream="a")
     run(server, tmp_path, "a", "b")

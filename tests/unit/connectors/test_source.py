@@ -11,6 +11,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ import millstream as ms
 from millstream.capture.last_status import LastStatus
 from millstream.cli.main import run as run_command
 from millstream.client import connect
+from millstream.connectors import source_writer
 from millstream.connectors.connector import SourceBatch
 from millstream.connectors.metrics import source_figures
 from millstream.connectors.source import SourceStatus
@@ -92,6 +94,48 @@ def test_a_topic_that_was_made_anew_is_refused(tmp_path):
 def test_an_option_that_is_not_possible_is_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         ms.source(numbers(1), **options)
+
+
+def test_a_topic_that_is_made_anew_while_the_source_runs_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr(source_writer, "TOPIC_LOOK_S", 0.0)
+
+    def make_anew(status):
+        if status.records == 2:
+            with connect(tmp_path) as log:
+                log.delete_topic("events")
+                log.create_topic("events")
+
+    made = ms.source(replace(numbers(9), batch=1), topic="events", to=tmp_path)
+    with pytest.raises(ConflictError, match="was deleted, and lacks the 2 records from before"):
+        made.run(until="caught-up", on_status=make_anew)
+
+
+def test_positions_that_were_lost_are_noticed_before_anything_is_read_again(tmp_path):
+    files = tmp_path / "in"
+    files.mkdir()
+    for name in ("a.jsonl", "b.jsonl"):
+        (files / name).write_text('{"n": 1}\n')
+        run(ms.folder(files, settled="0 seconds"), tmp_path / "log")
+    (files / "a.jsonl").rename(files / "c.jsonl")  # forgets a split, and has another one
+    assert run(ms.folder(files, settled="0 seconds"), tmp_path / "log").records == 2
+    with connect(tmp_path / "log") as log:
+        keys = log.read("events.positions", 0, columns=("offset", "key")).to_pylist()
+        last = max(row["offset"] for row in keys if b"b.jsonl" in row["key"])
+        log.delete_records("events.positions", 0, last + 1)
+    with pytest.raises(ConflictError, match="has lost positions: of 2 there are 1"):
+        run(ms.folder(files, settled="0 seconds"), tmp_path / "log")
+
+
+def test_a_name_of_a_file_that_is_no_text_is_kept_as_it_is(tmp_path):
+    files = tmp_path / "in"
+    files.mkdir()
+    Path(os.fsdecode(os.fsencode(files) + b"/caf\xe9.jsonl")).write_text('{"n": 1}\nbad\n')
+    for _ in range(2):
+        status = run(ms.folder(files, settled="0 seconds"), tmp_path / "log")
+        assert (status.records, status.dead) == (1, 1)
+    with connect(tmp_path / "log") as log:
+        (dead,) = log.read("events.dead", 0, columns=("headers",)).to_pylist()
+    assert {"key": "where", "value": b"caf\\udce9.jsonl, line 2"} in dead["headers"]
 
 
 # ── who writes ──────────────────────────────────────────────────────────────────────────────

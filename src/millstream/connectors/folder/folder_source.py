@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import IO, Literal, get_args
 
 from millstream.choices import choose
 from millstream.connectors.batch_rows import BatchRows
@@ -166,6 +166,7 @@ class FolderReader:
         if begun_s < self._list_s:
             return
         known: list[FoundFile] = []
+        self._unknown.clear()
         for file in self._source.place.files():
             if self._source.format_of(file.path) is None:
                 self._unknown.add(file.path)
@@ -196,6 +197,7 @@ class FolderReader:
                 f"{opened.file.path} in {self._source.origin} cannot be read: {error}"
             ) from error
         else:
+            self._refuse_if_written(opened)
             self._files.note(opened.file.path, read_file(opened.file, at))
             opened.begun_before = True
         self._mtime_ns = opened.file.mtime_ns
@@ -205,23 +207,39 @@ class FolderReader:
         found = self._source.format_of(file.path)
         assert found is not None
         format_, compression = found
-        content = FileContent(file.path, partial(self._source.place.open, file.path), compression)
+        content = FileContent(file.path, partial(self._open_as_found, file), compression)
         entry = self._files.known.get(file.path)
         start = (entry.at if entry is not None else None) or {}
         return _OpenFile(file, format_.read(content, start, self._rows), entry is not None)
 
-    def _end(self, opened: _OpenFile) -> None:
-        """Note that a file was read to its end.
+    def _open_as_found(self, file: FoundFile) -> IO[bytes]:
+        """Open a file that is still what was found: another one may have come into its place since (a log that rotates).
 
         Raises:
-            RetriableError: it is being written. Of what was read nothing is stored: it is read again when it is settled.
+            RetriableError: it is not.
         """
+        place = self._source.place
+        stream = place.open(file.path)
+        if file.inode and place.found(file.path) != file:
+            stream.close()
+            raise self._was_written(file)
+        return stream
+
+    def _refuse_if_written(self, opened: _OpenFile) -> None:
+        """Refuse a file that is being written. Of what was read nothing is stored: it is read again when it is settled."""
         now = self._source.place.found(opened.file.path)
         if now is not None and now != opened.file and not opened.begun_before:
-            raise RetriableError(
-                f"{opened.file.path} in {self._source.origin} was written while it was read; it is read again when it has not "
-                f"changed for {self._source.settled_s:g} s"
-            )
+            raise self._was_written(opened.file)
+
+    def _was_written(self, file: FoundFile) -> RetriableError:
+        return RetriableError(
+            f"{file.path} in {self._source.origin} was written while it was read; it is read again when it has not "
+            f"changed for {self._source.settled_s:g} s"
+        )
+
+    def _end(self, opened: _OpenFile) -> None:
+        """Note that a file was read to its end."""
+        self._refuse_if_written(opened)
         self._files.note(opened.file.path, read_file(opened.file, None))
         self._open = None
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from stat import S_ISREG
 from typing import IO, Protocol, cast
 
 import pyarrow as pa
@@ -95,13 +96,15 @@ class LocalFolder:
                     yield found
 
     def found(self, path: str) -> FoundFile | None:
-        """Return a file as it is now; None if there is none."""
+        """Return a file as it is now; None if there is none. A pipe or a socket is no file: opening one may wait for ever."""
         try:
             stat = (self.folder / path).stat()
         except FileNotFoundError:
             return None
         except OSError as error:
             raise RetriableError(f"{self.folder / path} cannot be looked at: {error}") from error
+        if not S_ISREG(stat.st_mode):
+            return None
         return FoundFile(path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
 
     def open(self, path: str) -> IO[bytes]:

@@ -8,6 +8,7 @@ from contextlib import closing
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from millstream.client.json_fields import timestamp_ms_of
 from millstream.client.tables import rows_to_json
 from millstream.connectors.batch_rows import BatchRows
 from millstream.connectors.folder.file_content import FileContent, UnreadableFileError
@@ -79,8 +80,7 @@ def _add(rows: BatchRows, table: pa.Table, where: str, before: int) -> None:
             for place in range(len(table)):
                 _add(rows, table.slice(place, 1), where, before + place)
             return
-        text = repr(table.to_pylist()[0]).encode(errors="replace")
-        rows.add_dead(text, f"{where} {before + 1}", str(error))
+        rows.add_dead(_shown(table), f"{where} {before + 1}", str(error))
         return
     named = [None] * len(table) if keys is None else keys.to_pylist()
     rows.add_many(values.to_pylist(), named, times)
@@ -93,7 +93,21 @@ def _times(column: pa.ChunkedArray) -> list[int]:
     if not pa.types.is_integer(column.type):
         raise ConfigError(f"the time is a column of {column.type}: give timestamps or milliseconds")
     found: list[int] = column.to_pylist()
+    for extreme in (min(found), max(found)):
+        if timestamp_ms_of(extreme) is None:
+            raise ConfigError(
+                f"the time is {extreme}: give milliseconds since 1970, in the years 1 to 9999"
+            )
     return found
+
+
+def _shown(row: pa.Table) -> bytes:
+    """Return what a row has, also if Python has not such values, as for times after the year 9999."""
+    try:
+        text = repr(row.to_pylist()[0])
+    except (ValueError, OverflowError):
+        text = str(row.to_string(preview_cols=row.num_columns))
+    return text.encode(errors="replace")
 
 
 def _refuse_nulls(column: pa.Array | pa.ChunkedArray, what: str) -> None:

@@ -117,28 +117,44 @@ class ReadFiles:
             for path, entry in self.known.items()
             if entry.inode and (path not in there or not entry.is_of(there[path]))
         }
+        moves: dict[str, tuple[str, ReadFile]] = {}
         for path, file in there.items():
             before = lost.get((file.inode, file.size, file.mtime_ns))
             known = self.known.get(path)
             if before is None or before == path or (known is not None and known.is_of(file)):
                 continue
-            entry = self.known[before]
-            self.note(before, None)
-            self.note(path, replace(entry, gone_ms=None))
+            moves[path] = (before, self.known[before])
             del lost[(file.inode, file.size, file.mtime_ns)]
+        left = {before for before, _ in moves.values()}
+        for path in moves:
+            self._refuse_if_unread(path, there[path], left)
+        # All leave before any arrives: a rotation moves a file to the name of another one that moves, too.
+        for path in left:
+            self.note(path, None)
+        for path, (_, entry) in moves.items():
+            self.note(path, replace(entry, gone_ms=None))
+
+    def _refuse_if_unread(self, path: str, file: FoundFile, left: set[str]) -> None:
+        """Refuse a renamed file in the place of one that was read in part, and is nowhere now."""
+        entry = self.known.get(path)
+        if entry is None or entry.at is None or path in left:
+            return
+        if self.changed == "stop":
+            raise self._has_changed(entry, file)
+        self.passed_over = f"{path} was replaced before it was read to its end"
 
     def _note_gone(self, there: dict[str, FoundFile]) -> None:
         now_ms = self.clock_ms()
         for path, entry in list(self.known.items()):
             if path in there:
                 continue
-            if entry.at is not None and self.changed == "stop":
+            if entry.at is not None and entry.gone_ms is None and self.changed != "skip":
                 raise RetriableError(
                     f"{path} is not there, and was not read to its end: {entry.at}. Put it back; or give changed='skip', to "
                     "go on without the rest of it."
                 )
             if entry.gone_ms is None:
-                self.note(path, replace(entry, at=None, gone_ms=now_ms))
+                self.note(path, replace(entry, gone_ms=now_ms))
                 if entry.at is not None:
                     self.passed_over = f"{path} was removed before it was read to its end"
             elif now_ms - entry.gone_ms > _FORGET_MS:
@@ -157,14 +173,17 @@ class ReadFiles:
             self.note(file.path, None)
             return True
         if self.changed == "stop":
-            raise ConflictError(
-                f"{file.path} has changed since it was read: it had {entry.size:,} bytes, and has {file.size:,}, or it was "
-                "written again. Give changed='skip', and it stays as it was read; changed='read', and all of it is read "
-                "again. Files that grow should be complete before they are put there, under a new name."
-            )
+            raise self._has_changed(entry, file)
         self.note(file.path, read_file(file, None))
         self.passed_over = f"{file.path} has changed since it was read, and was passed over"
         return False
+
+    def _has_changed(self, entry: ReadFile, file: FoundFile) -> ConflictError:
+        return ConflictError(
+            f"{file.path} has changed since it was read: it had {entry.size:,} bytes, and has {file.size:,}, or it was "
+            "written again. Give changed='skip', and it stays as it was read; changed='read', and all of it is read "
+            "again. Files that grow should be complete before they are put there, under a new name."
+        )
 
     def _is_settled(self, file: FoundFile) -> bool:
         """Return whether a file has stood still: by its own time, else by how long it is seen as it is."""
