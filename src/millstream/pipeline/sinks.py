@@ -262,11 +262,16 @@ class SinkBuilder:
                 f"{what} has the id {request!r}, a column of {self.shape.columns[request]}, of which two that look alike may differ. "
                 "Cast it to a whole number or to text."
             )
+        longest_us = deadline_us(deadline, f"The deadline of {what}")
+        if not longest_us:
+            raise ConfigError(
+                f"The deadline of {what} is {deadline}, in which nothing is answered. Give a longer one."
+            )
         assert isinstance(output.spec, TopicSinkSpec)
         plan = QuestionPlan(
             question,
             request,
-            deadline_us(deadline, f"The deadline of {what}"),
+            longest_us,
             self.app.questions,
             stops=self.app.on_error == "stop",
         )

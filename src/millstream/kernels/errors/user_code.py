@@ -221,7 +221,11 @@ def error_reason(error: BaseException) -> str:
 
     Half of a surrogate pair, which a message may have from the data, cannot be stored; it is spelled out.
     """
-    text = str(error).encode(errors="backslashreplace").decode()
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - an error of the user's, whose text is his code, too
+        text = "its message cannot be read"
+    text = text.encode(errors="backslashreplace").decode()
     lines = text.strip().splitlines()
     said = lines[0].rstrip(".") if lines else ""
     kind = type(error).__name__

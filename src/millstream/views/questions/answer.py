@@ -14,6 +14,7 @@ import polars as pl
 
 from millstream.errors import ConfigError, UserCodeError
 from millstream.kernels.column_types import view_kind
+from millstream.kernels.errors.user_code import FAILURES, error_reason
 from millstream.views.schema import ViewSchema
 from millstream.views.server.json_rows import objects
 from millstream.views.state_store.sqlite_values import in_kinds
@@ -76,20 +77,33 @@ def json_of(value: Any, question: str) -> str:
     if isinstance(value, pl.DataFrame):
         return f"[{', '.join(row_texts(value, question))}]"
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise UserCodeError(
-            f"The answer to {question!r} is of type {type(value).__name__}, which cannot be said in JSON ({error}). Return "
-            "numbers, texts, lists, dicts of these, or a polars DataFrame.",
-            step=question,
-        ) from error
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
+        text.encode()  # half of a surrogate pair is no text that can be sent
+    except FAILURES as error:
+        raise _unsayable(value, question, error) from error
+    return text
 
 
 def row_texts(rows: pl.DataFrame, question: str) -> list[str]:
-    """Return each row as the text of a JSON object, in the forms of docs/views.md."""
+    """Return each row as the text of a JSON object, in the forms of docs/views.md.
+
+    Raises:
+        UserCodeError: JSON cannot say a value.
+    """
     columns = tuple((name, view_kind(dtype)) for name, dtype in rows.schema.items())
     schema = ViewSchema(question, columns, ())
-    return objects(in_kinds(rows, schema), schema)
+    try:
+        return objects(in_kinds(rows, schema), schema)
+    except FAILURES as error:
+        raise _unsayable(rows, question, error) from error
+
+
+def _unsayable(value: Any, question: str, error: BaseException) -> UserCodeError:
+    return UserCodeError(
+        f"The answer to {question!r} is of type {type(value).__name__}, which cannot be said in JSON ({error_reason(error)}). "
+        "Return numbers, texts, lists, dicts of these, or a polars DataFrame.",
+        step=question,
+    )
 
 
 _PLAIN: Mapping[type | tuple[type, ...], Callable[[Any], Any]] = {

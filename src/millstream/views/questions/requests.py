@@ -18,7 +18,8 @@ from __future__ import annotations
 import inspect
 import json
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -55,6 +56,7 @@ Outcome = tuple[str, str]
 
 ANSWERED, REFUSED = "answered", "refused"
 _ENTRY = "outcomes"
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _TOGETHER = 1000  # requests whose keys are looked up at once, within one deadline
 _OF_THE_STATE = (CorruptionError, RetriableError, EnvironmentProblem, FencedError)
 
@@ -101,7 +103,7 @@ def _check_arguments(sink: SinkPlan, function: Callable[..., Any]) -> None:
         one.name
         for one in _parameters(function)
         if one.default is one.empty
-        and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        and one.kind in (one.POSITIONAL_ONLY, *_BY_NAME)
         and (one.name not in columns or one.kind is one.POSITIONAL_ONLY)
     ]
     if missing:
@@ -215,21 +217,31 @@ class _Answering:
     batch_id: int
 
     def outcomes(self, rows: pl.DataFrame, journal: Journal) -> list[Outcome]:
-        """Return what becomes of each request: what an earlier attempt at the batch has kept, if there was one."""
-        identities = _identities(rows)
+        """Return what becomes of each request: what an earlier attempt at the batch has kept, if there was one.
+
+        That attempt may have been of a program that was edited since, in which other rows are requests. Then those that
+        it has not are answered now, and all are kept in an entry of their own. No topic has the batch: an edited
+        program is refused then.
+        """
+        asked = _identities(rows)
         kept = journal.read(_ENTRY)
         if kept is None:
-            made = [*zip(identities, self._made(rows), strict=True)]
-            kept = journal.write(_ENTRY, json.dumps(made).encode())
-        by_identity: dict[str, deque[Outcome]] = defaultdict(deque)
-        for identity, (kind, text) in json.loads(kept):
-            by_identity[identity].append((kind, text))
-        if sorted(identities) != sorted(one for one, them in by_identity.items() for _ in them):
+            kept = journal.write(_ENTRY, _entry(asked, self._made(rows)))
+        found = _taken(asked, kept)
+        if None in found:
+            name = f"{_ENTRY}-{digest(json.dumps(sorted(asked)))}"
+            kept = journal.read(name)
+            if kept is None:
+                made = self._made(rows.filter(pl.Series([one is None for one in found])))
+                kept = journal.write(name, _entry(asked, (one or next(made) for one in found)))
+            found = _taken(asked, kept)
+        outcomes = [one for one in found if one is not None]
+        if len(outcomes) < rows.height:
             raise CorruptionError(
                 f"The journal of batch {self.batch_id} has other requests of {self.step!r} than the batch. Nothing of the batch "
                 "was committed. Please report this; the log still holds every request."
             )
-        return [by_identity[identity].popleft() for identity in identities]
+        return outcomes
 
     def _made(self, rows: pl.DataFrame) -> Iterator[Outcome]:
         together = 1 if self._function is not None else _TOGETHER
@@ -252,17 +264,18 @@ class _Answering:
             ensure_ascii=False,
         )
         return [
-            (ANSWERED, f'{{"request": {_id_text(request)}, {head[1:-1]}, "answer": {text}}}')
-            for request, text in zip(requests[self.question.id], texts, strict=True)
+            (ANSWERED, f'{{"request": {request}, {head[1:-1]}, "answer": {text}}}')
+            for request, text in texts
         ]
 
     def _refused(self, error: MillstreamError) -> Outcome:
         if self.question.stops:
             raise error
-        return REFUSED, str(error)
+        # Half of a surrogate pair, which an error of the user's may have, cannot be stored.
+        return REFUSED, str(error).encode(errors="backslashreplace").decode()
 
-    def _answers(self, requests: pl.DataFrame) -> list[str]:
-        """Return the answers to requests, as JSON.
+    def _answers(self, requests: pl.DataFrame) -> list[tuple[str, str]]:
+        """Return the ids of requests, and the answers, as JSON.
 
         Raises:
             MillstreamError: one of them has none.
@@ -273,16 +286,21 @@ class _Answering:
             raise ConfigError(
                 f"The request has no {self.question.id}, by which its answer is known. Give each request one."
             )
+        ids = [*map(_id_text, _values(requests[self.question.id]))]
         if self._function is None:
             texts = self._looked_up(requests)
         else:
-            reader = StateReader(self.position, self.batch_id, self.query, deadline)
-            columns = requests.row(0, named=True)
-            taken = [one.name for one in _parameters(self._function) if one.name in columns]
-            arguments = {one: columns[one] for one in taken}
+            # Its own: the function may change it, and all answers state the position.
+            position = deepcopy(self.position)
+            reader = StateReader(position, self.batch_id, self.query, deadline)
+            arguments = {
+                one.name: _values(requests[one.name])[0]
+                for one in _parameters(self._function)
+                if one.name in requests.columns and one.kind in _BY_NAME
+            }
             texts = [json_of(call_question(name, self._function, reader, arguments), name)]
         deadline.check("its answer came too late")
-        return texts
+        return [*zip(ids, texts, strict=True)]
 
     def _looked_up(self, requests: pl.DataFrame) -> list[str]:
         """Return the rows of each request's key, as JSON."""
@@ -308,9 +326,35 @@ def _id_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=plain_value)
 
 
+def _values(column: pl.Series) -> list[Any]:
+    """Return a column's values as Python has them.
+
+    Raises:
+        ConfigError: it cannot hold one: of times, its own go from the year 1 to 9999.
+    """
+    try:
+        return column.to_list()
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"The request has a {column.name} that Python cannot hold ({error}). Give it a time from the year 1 to 9999."
+        ) from error
+
+
 def _identities(rows: pl.DataFrame) -> list[str]:
     """Return what tells requests apart, however the batch's rows are ordered: place and content."""
     texts = rows_as_json(rows)
     if ORDER not in rows.columns:
         return texts
     return [f"{place} {text}" for place, text in zip(rows[ORDER].to_list(), texts, strict=True)]
+
+
+def _entry(identities: Sequence[str], outcomes: Iterator[Outcome]) -> bytes:
+    return json.dumps([*zip(identities, outcomes, strict=True)]).encode()
+
+
+def _taken(identities: Sequence[str], entry: bytes) -> list[Outcome | None]:
+    """Return the outcomes that an entry has for requests, each for one; None for those that it has not."""
+    kept: dict[str, deque[Outcome]] = defaultdict(deque)
+    for identity, (kind, text) in json.loads(entry):
+        kept[identity].append((kind, text))
+    return [kept[identity].popleft() if kept[identity] else None for identity in identities]

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as StillRunningError
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -34,6 +35,7 @@ from millstream.errors import (
     RetriableError,
     UserCodeError,
 )
+from millstream.kernels.errors.user_code import error_reason
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.state.keyhash import Buckets
 from millstream.kernels.state_query import (
@@ -334,7 +336,8 @@ class AnswerService:
             targets, state = self._committed(lambda _: None, deadline, at_least)
             runs = QuestionRuns(self._runs)
             query = StateQuery(targets, state.manifests, runs)
-            reader = StateReader(state.position, state.batch_id, query, deadline)
+            # Its own: the function may change it, and the answer states the position.
+            reader = StateReader(deepcopy(state.position), state.batch_id, query, deadline)
             try:
                 if again:
                     for run in runs_of(state.manifests):
@@ -503,7 +506,7 @@ def call_question(
         if isinstance(error, KeyboardInterrupt) and _is_main_thread():
             raise  # of whoever stops a job that answers requests
         raise UserCodeError(
-            f"The question {name!r} failed: {type(error).__name__}: {error}. Correct its function, or ask for something else.",
+            f"The question {name!r} failed: {error_reason(error)}. Correct its function, or ask for something else.",
             step=name,
         ) from error
 

@@ -178,6 +178,7 @@ def declared(log, columns, question="totals", **options):
         ({"id": int, "user": str}, {"to": "clicks"}, "writes to the topic 'clicks' and reads it"),
         ({"id": int, "user": str}, {"deadline": "soon"}, "'soon'"),
         ({"id": int, "user": str}, {"deadline": "2 days"}, "1 hour at most"),
+        ({"id": int, "user": str}, {"deadline": "0 seconds"}, "Give a longer one"),
     ],
 )
 def test_requests_that_do_not_fit_are_refused_before_a_run(tmp_path, columns, options, says):
@@ -297,3 +298,137 @@ def test_a_journal_of_other_requests_stops_the_batch(tmp_path, monkeypatch):
     )
     with pytest.raises(CorruptionError, match="has other requests"):
         check_kit(tmp_path, 1, 1, 1, crash=0)
+
+
+# ── what functions do, and programs that are edited ─────────────────────────────────────────────
+
+
+class Unreadable(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+
+class UnreadableDict(dict):
+    def items(self):
+        raise KeyError
+
+
+def half_of_a_pair(state):
+    raise ValueError("\udcff")
+
+
+def unreadable(state):
+    raise Unreadable
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda _: "\udcff", "cannot be said in JSON"),
+        (lambda _: UnreadableDict(a=1), "cannot be said in JSON"),
+        (
+            lambda _: pl.DataFrame({"at": [pl.Series([10**18]).cast(pl.Datetime("us"))]}),
+            "cannot be said in JSON",
+        ),
+        (half_of_a_pair, r"ValueError: \udcff"),
+        (unreadable, "Unreadable: its message cannot be read"),
+    ],
+)
+def test_what_cannot_be_told_is_a_dead_letter_and_stops_no_job(tmp_path, function, says):
+    app = declared(tmp_path, {"id": int}, "told")
+    app.question("told")(function)
+    result = testing.run(app, {"clicks": [{"user": "ann"}], "requests": [{"id": 1}]})
+    assert says in result.dead["reason"].item()
+
+
+def test_a_request_whose_time_python_cannot_hold_is_a_dead_letter_beside_the_others(tmp_path):
+    app = ms.App("times", log=tmp_path, dead_max=1)
+    people = app.topic("people", {"user": str}, key="user").stream()
+    people.group_by("user", name="totals").agg(n=ms.count()).view("of_users")
+    requests = app.topic("requests", {"id": int, "us": int}).stream()
+    at = requests.with_columns(at=pl.col("us").cast(pl.Datetime("us")))
+    at.answer("year", id="id", to="answers")
+    at.answer("totals-of-nobody", id="at", to="by-time")
+
+    @app.question("year")
+    def year(state, at):
+        return at.year
+
+    @app.question("totals-of-nobody")
+    def of_nobody(state):
+        return 0
+
+    asked = [{"id": 1, "us": 0}, {"id": 2, "us": 10**18}]
+    result = testing.run(app, {"people": [{"user": "ann"}], "requests": asked})
+    for topic in ("answers", "by-time"):
+        assert len(result.topic(topic)) == 1
+    assert [*result.dead["reason"].str.contains("from the year 1 to 9999")] == [True, True]
+
+
+def test_a_function_that_changes_the_position_that_it_is_given_changes_no_answer(tmp_path):
+    app = declared(tmp_path, {"id": int}, "changing")
+
+    @app.question("changing")
+    def changing(state):
+        state.position.setdefault("clicks", {})["0"] = 1000
+        return 1
+
+    inputs = {"clicks": [{"user": "ann"}] * 3, "requests": [{"id": 1}, {"id": 2}]}
+    result = testing.run(app, inputs, partitions=1, batches=3)
+    for one in map(json.loads, result.topic("answers")["value"]):
+        assert one["position"].get("clicks", {}).get("0", 0) <= 3
+
+
+def test_a_parameter_that_is_taken_by_place_alone_keeps_its_default(tmp_path):
+    app = declared(tmp_path, {"id": int, "factor": int}, "scaled")
+
+    @app.question("scaled")
+    def scaled(state, factor=5, /):
+        return factor
+
+    requests = [{"id": 1, "factor": 7}]
+    result = testing.run(app, {"clicks": [{"user": "ann"}], "requests": requests})
+    assert json.loads(result.topic("answers")["value"].item())["answer"] == 5
+
+
+def edited(log, ids_from, calls):
+    app = ms.App("edited", log=log)
+    clicks = app.topic("clicks", {"user": str}, key="user").stream()
+    clicks.group_by("user", name="totals").agg(n=ms.count()).view("of_users")
+    requests = app.topic("requests", {"id": int}).stream().filter(pl.col("id") >= ids_from)
+    requests.answer("number", id="id", to="answers", partitions=1)
+
+    @app.question("number")
+    def number(state, id):  # noqa: A002 - a column of this name
+        calls.append(id)
+        return len(calls)
+
+    return app
+
+
+def test_a_program_that_is_edited_after_a_crash_answers_what_its_requests_are(
+    tmp_path, monkeypatch
+):
+    """The crash leaves a journal of the program before; what both have asked keeps its outcome."""
+    with ms.connect(tmp_path) as log, log.producer() as producer:
+        for topic in ("clicks", "requests"):
+            log.create_topic(topic)
+        producer.send("clicks", {"user": "ann"})
+        for number in range(4):
+            producer.send("requests", {"id": number})
+    calls = []
+
+    def crash(*_, **__):
+        raise SimulatedCrash
+
+    for ids_from in (2, 1):
+        with monkeypatch.context() as patched:
+            patched.setattr("millstream.views.sinks.topics.TopicsSink.commit", crash)
+            with pytest.raises(SimulatedCrash):
+                edited(tmp_path, ids_from, calls).run(engine="local", until="caught-up")
+    edited(tmp_path, 1, calls).run(engine="local", until="caught-up")
+    assert calls == [2, 3, 1]
+    with ms.connect(tmp_path) as log:
+        found = [json.loads(value) for value in log.read("answers", 0)["value"].to_pylist()]
+    assert {one["request"]: one["answer"] for one in found} == {1: 3, 2: 1, 3: 2}
+    assert not [*(tmp_path / "apps" / "edited" / "runs" / "journal").glob("*")]
