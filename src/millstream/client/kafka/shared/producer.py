@@ -30,6 +30,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
+from confluent_kafka import KafkaError
+
 from millstream.broker.protocol.messages_share import SHARE_FETCH
 from millstream.broker.protocol.messages_transactions import (
     ADD_OFFSETS_TO_TXN,
@@ -193,7 +195,8 @@ class SharedProducer:
         """Abort the open transaction, if one is."""
         if self._open is not None:
             transaction, self._open = self._open, None
-            self._end(transaction, commit=False)
+            with suppress(TransactionAbortedError):  # no partition was added: there is nothing to end
+                self._end(transaction, commit=False)
 
     def _end(self, transaction: SharedTransaction, *, commit: bool) -> None:
         asked = {**self._identified(transaction), "committed": commit}
@@ -276,11 +279,13 @@ def _own_code(response: Message) -> Iterable[int]:
 
 
 def _partition_codes(response: Message) -> Iterable[int]:
-    return [
+    codes = [
         one["partition_error_code"]
         for topic in response["results_by_topic_v3_and_below"]
         for one in topic["results_by_partition"]
     ]
+    # If one partition cannot be added, brokers say of all others that they have not tried: that one says why.
+    return sorted(codes, key=lambda code: code == KafkaError.OPERATION_NOT_ATTEMPTED)
 
 
 def _offset_codes(response: Message) -> Iterable[int]:
