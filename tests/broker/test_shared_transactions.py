@@ -302,7 +302,7 @@ def test_what_a_topic_does_not_take_is_refused(topic, producer, address, monkeyp
         sender = PartitionSender(brokers, transaction, topic, 0)
         sender.send(encode_records([SimpleRecord(1, b"k", bytes(3000))]))
         sender.finish()
-    with pytest.raises(UnknownTopicError):
+    with pytest.raises(UnknownTopicError, match="for the topic 'nowhere' failed"):
         producer.add_partitions("nowhere", [0])
     with pytest.raises(UnknownTopicError):  # the response names it behind those that were not tried
         producer.add_partitions(topic, [0, 1, 2])

@@ -131,11 +131,12 @@ class SharedProducer:
         api: Api,
         message: Message,
         codes: Callable[[Message], Iterable[int]],
+        about: str = "",
     ) -> Message:
         def attempt() -> Message:
             response = self._brokers.coordinator(kind, key).request(api, message)
             for code in codes(response):
-                check(code, f"{api.name} of {self._id!r} failed")
+                check(code, f"{api.name} of {self._id!r}{about} failed")
             return response
 
         return self._brokers.retry(attempt)
@@ -177,7 +178,8 @@ class SharedProducer:
             **self._identified(self._begun(), "v3_and_below_"),
             "v3_and_below_topics": [{"name": topic, "partitions": list(partitions)}],
         }
-        self._ask("transaction", self._id, ADD_PARTITIONS_TO_TXN, asked, _partition_codes)
+        about = f" for the topic {topic!r}"
+        self._ask("transaction", self._id, ADD_PARTITIONS_TO_TXN, asked, _partition_codes, about)
 
     def partition_count(self, topic: str) -> int:
         """Return how many partitions a topic has, or had a few seconds ago."""
@@ -195,7 +197,8 @@ class SharedProducer:
         """Abort the open transaction, if one is."""
         if self._open is not None:
             transaction, self._open = self._open, None
-            with suppress(TransactionAbortedError):  # no partition was added: there is nothing to end
+            # Where no partition was added, or brokers have done it already, there is none to end.
+            with suppress(TransactionAbortedError):
                 self._end(transaction, commit=False)
 
     def _end(self, transaction: SharedTransaction, *, commit: bool) -> None:
@@ -257,14 +260,15 @@ class SharedProducer:
             encode_records([SimpleRecord(self._clock_ms(), writer.encode(), b"%d" % batch_id)])
         )
         named = {**self._identified(transaction), "group_id": group}
-        self._ask("transaction", self._id, ADD_OFFSETS_TO_TXN, named, _own_code)
+        about = f" for the group {group!r}"
+        self._ask("transaction", self._id, ADD_OFFSETS_TO_TXN, named, _own_code, about)
         (offset,) = fence_offsets(batch_id)
         at = {"partition_index": offset.partition, "committed_offset": offset.offset}
         committed = {
             **named,
             "topics": [{"name": offset.topic, "partitions": [{**at, "committed_metadata": ""}]}],
         }
-        self._ask("group", group, TXN_OFFSET_COMMIT, committed, _offset_codes)
+        self._ask("group", group, TXN_OFFSET_COMMIT, committed, _offset_codes, about)
         return sender.finish()
 
     def close(self) -> None:
