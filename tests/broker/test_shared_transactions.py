@@ -487,9 +487,9 @@ def test_a_driver_that_dies_anywhere_leaves_each_batch_once(address, tmp_path, m
     job = None
     ask = SharedProducer._ask
 
-    def stepping(producer, *given):
+    def stepping(producer, *given, **named):
         job.step()
-        done = ask(producer, *given)
+        done = ask(producer, *given, **named)
         job.step()
         return done
 

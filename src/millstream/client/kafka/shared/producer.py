@@ -131,6 +131,7 @@ class SharedProducer:
         api: Api,
         message: Message,
         codes: Callable[[Message], Iterable[int]],
+        *,
         about: str = "",
     ) -> Message:
         def attempt() -> Message:
@@ -179,7 +180,9 @@ class SharedProducer:
             "v3_and_below_topics": [{"name": topic, "partitions": list(partitions)}],
         }
         about = f" for the topic {topic!r}"
-        self._ask("transaction", self._id, ADD_PARTITIONS_TO_TXN, asked, _partition_codes, about)
+        self._ask(
+            "transaction", self._id, ADD_PARTITIONS_TO_TXN, asked, _partition_codes, about=about
+        )
 
     def partition_count(self, topic: str) -> int:
         """Return how many partitions a topic has, or had a few seconds ago."""
@@ -261,14 +264,14 @@ class SharedProducer:
         )
         named = {**self._identified(transaction), "group_id": group}
         about = f" for the group {group!r}"
-        self._ask("transaction", self._id, ADD_OFFSETS_TO_TXN, named, _own_code, about)
+        self._ask("transaction", self._id, ADD_OFFSETS_TO_TXN, named, _own_code, about=about)
         (offset,) = fence_offsets(batch_id)
         at = {"partition_index": offset.partition, "committed_offset": offset.offset}
         committed = {
             **named,
             "topics": [{"name": offset.topic, "partitions": [{**at, "committed_metadata": ""}]}],
         }
-        self._ask("group", group, TXN_OFFSET_COMMIT, committed, _offset_codes, about)
+        self._ask("group", group, TXN_OFFSET_COMMIT, committed, _offset_codes, about=about)
         return sender.finish()
 
     def close(self) -> None:
