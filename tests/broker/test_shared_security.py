@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 from urllib.parse import urlencode
 
 import pytest
@@ -85,3 +87,26 @@ def test_the_name_in_the_certificate_counts_unless_it_is_not_to(secure, certific
         connection(secure, certificate, host="elsewhere.example")
     any_name = {"ssl.endpoint.identification.algorithm": "none"}
     connection(secure, certificate, host="elsewhere.example", **any_name).close()
+
+
+def test_the_address_in_the_certificate_is_one_without_brackets(certificate, monkeypatch):
+    names = []
+
+    def wrap_socket(_context, plain, server_hostname):
+        names.append(server_hostname)
+        raise OSError("seen")
+
+    monkeypatch.setattr(ssl.SSLContext, "wrap_socket", wrap_socket)
+    monkeypatch.setattr(BrokerConnection, "_connect_plain", lambda *_: socket.socket())
+    address = kafka_address(
+        f"kafka://[::1]:9093?security.protocol=ssl&ssl.ca.location={certificate.cert}"
+    )
+    with pytest.raises(BrokerUnavailableError, match=r"\[::1\]:9093 does not respond \(seen\)"):
+        BrokerConnection("[::1]", 9093, address)
+    assert names == ["::1"]
+
+
+def test_a_name_that_no_host_can_have_is_said():
+    address = kafka_address("kafka://b")
+    with pytest.raises(BrokerUnavailableError, match="does not respond"):
+        BrokerConnection("a" * 70, 9092, address)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import pickle
 import random
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -300,9 +302,30 @@ def test_what_a_topic_does_not_take_is_refused(topic, producer, address, monkeyp
         sender = PartitionSender(brokers, transaction, topic, 0)
         sender.send(encode_records([SimpleRecord(1, b"k", bytes(3000))]))
         sender.finish()
-    with pytest.raises(UnknownTopicError):
+    with pytest.raises(UnknownTopicError, match="for the topic 'nowhere' failed"):
         producer.add_partitions("nowhere", [0])
+    with pytest.raises(UnknownTopicError):  # the response names it behind those that were not tried
+        producer.add_partitions(topic, [0, 1, 2])
     producer.abort()
+
+
+def test_partitions_that_a_broker_has_not_heard_of_yet_are_added_when_it_has(
+    address, topic, producer
+):
+    producer.begin()
+    with connect(address) as log, ThreadPoolExecutor(1) as thread:
+        added = thread.submit(producer.add_partitions, topic, [0, 1, 2])
+        time.sleep(0.2)
+        log.alter_topic(topic, partitions=3)
+        added.result(60)
+    producer.abort()
+
+
+def test_a_transaction_without_partitions_can_be_aborted(topic, producer):
+    producer.begin()
+    producer.abort()
+    begun(producer, topic)
+    producer.commit("w", 0, [])
 
 
 # -- connections ----------------------------------------------------------------------------------
@@ -464,9 +487,9 @@ def test_a_driver_that_dies_anywhere_leaves_each_batch_once(address, tmp_path, m
     job = None
     ask = SharedProducer._ask
 
-    def stepping(producer, *given):
+    def stepping(producer, *given, **named):
         job.step()
-        done = ask(producer, *given)
+        done = ask(producer, *given, **named)
         job.step()
         return done
 

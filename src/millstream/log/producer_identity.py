@@ -67,6 +67,11 @@ class TransactionMetadata:
         """
         return self.producer_epoch + (1 if self.state == "idle" else 2)
 
+    def has_followed(self, identity: ProducerIdentity | None) -> bool:
+        """Return whether it was given to the producer that names this identity as its own, and can be again."""
+        is_before = identity is not None and identity == self.previous
+        return is_before and self.producer_epoch < PRODUCER_EPOCH_MAX
+
     def describe(self, name: str) -> TransactionDescription:
         """Return its description."""
         since_ms = None if self.state == "idle" else self.started_ms

@@ -140,13 +140,13 @@ class TransactionCoordinator:
             known = self._by_name.get(transactional_id) if transactional_id else None
             if resumes is not None:
                 check_not_replaced(known, resumes)
+            if known is not None and known.has_followed(resumes):
+                self._write_unmarked()  # the first response waited for this
+                return known.identity
             if known is None or known.following_epoch >= PRODUCER_EPOCH_MAX:
                 return self._insert(
                     known, transactional_id, timeout_ms, in_process=in_process, previous=resumes
                 )
-            if resumes is not None and resumes == known.previous:
-                self._write_unmarked()  # the first response waited for this
-                return known.identity
             self._raise_epoch(known, timeout_ms=timeout_ms, in_process=in_process, previous=resumes)
             self._abort_open(known)
             return known.identity
@@ -359,7 +359,7 @@ class TransactionCoordinator:
                 producer.state = "open"
                 raise
             self._write_unmarked_or_warn()
-            if producer.producer_epoch >= PRODUCER_EPOCH_MAX - 1:
+            if raise_epoch and producer.producer_epoch >= PRODUCER_EPOCH_MAX - 1:
                 return self._insert(
                     producer,
                     producer.transactional_id,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+
 import pytest
 
 pytest.importorskip("confluent_kafka", reason="the extra `kafka` is not installed here")
@@ -83,3 +85,18 @@ def test_what_cannot_be_is_refused(tmp_path):
         sasl_exchange(oauth)
     assert sasl_exchange(kafka_address("kafka://b")) is None
     assert tls_context(kafka_address("kafka://b")) is None
+
+
+def test_an_authority_without_the_extensions_of_rfc_5280_is_taken(monkeypatch):
+    """As by the client library: Python 3.13 asks for them by default."""
+    real = ssl.create_default_context
+
+    def strict(**given):
+        context = real(**given)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", strict)
+    context = tls_context(kafka_address("kafka://b?security.protocol=ssl"))
+    assert context.verify_mode == ssl.CERT_REQUIRED
+    assert not context.verify_flags & ssl.VERIFY_X509_STRICT

@@ -12,6 +12,7 @@ from millstream.errors import (
     TransactionAbortedError,
     UnknownTopicError,
 )
+from millstream.log import transactions as transactions_module
 from millstream.log.batch import EncodedBatch, ProducerStamp, stamp
 from millstream.log.encoding import SimpleRecord, encode_records
 from millstream.log.groups import (
@@ -201,6 +202,29 @@ def test_the_last_life_of_a_number_is_followed_by_one_and_the_same_new_number(op
     following = resumed(writer, identity)
     assert following == (identity.producer_id + 1, 0)
     assert resumed(writer, identity) == resumed(opened(), identity) == following
+
+
+@pytest.mark.parametrize("open_again", [False, True])
+def test_a_producer_that_asks_for_each_life_goes_on_beyond_the_last_one(
+    opened, monkeypatch, open_again
+) -> None:
+    """As one does that has a producer epoch for each transaction; a repeated request changes nothing."""
+    monkeypatch.setattr(transactions_module, "PRODUCER_EPOCH_MAX", 7)
+    writer = opened()
+    transactions = writer.transactions
+    identity = transactions.register("x", in_process=False)
+    for number in range(20):
+        following = resumed(writer, identity)
+        assert following not in (identity, None)
+        transactions.begin(following, again=True)
+        if open_again:
+            assert resumed(writer, identity) == following
+        writer.append("a", 0, [batch(following, 0, b"%d" % number)])
+        transactions.end(following, commit=bool(number % 3), raise_epoch=False)
+        with pytest.raises(ProducerFencedError):
+            transactions.begin(identity)
+        identity = following
+    assert identity.producer_id > 2
 
 
 def test_a_number_whose_lives_are_used_up_with_a_transaction_open_never_lives_again(

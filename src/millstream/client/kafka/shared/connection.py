@@ -57,9 +57,10 @@ class BrokerConnection:
 
     def _connect(self, host: str, port: int, address: KafkaAddress) -> socket.socket:
         context = tls_context(address)
+        host = host.strip("[]")  # of an IPv6 address, which a certificate has without them
         try:
             plain = self._connect_plain(host, port, address)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter: no name that can be looked up
             raise self._unavailable(error) from error
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -79,7 +80,7 @@ class BrokerConnection:
         family = _FAMILIES.get(wanted, socket.AF_UNSPEC)
         failed: OSError | None = None
         for kind, type_, protocol, _, where in socket.getaddrinfo(
-            host.strip("[]"), port, family, socket.SOCK_STREAM
+            host, port, family, socket.SOCK_STREAM
         ):
             made = socket.socket(kind, type_, protocol)
             try:

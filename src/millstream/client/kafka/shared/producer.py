@@ -30,6 +30,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
+from confluent_kafka import KafkaError
+
 from millstream.broker.protocol.messages_share import SHARE_FETCH
 from millstream.broker.protocol.messages_transactions import (
     ADD_OFFSETS_TO_TXN,
@@ -129,11 +131,13 @@ class SharedProducer:
         api: Api,
         message: Message,
         codes: Callable[[Message], Iterable[int]],
+        *,
+        about: str = "",
     ) -> Message:
         def attempt() -> Message:
             response = self._brokers.coordinator(kind, key).request(api, message)
             for code in codes(response):
-                check(code, f"{api.name} of {self._id!r} failed")
+                check(code, f"{api.name} of {self._id!r}{about} failed")
             return response
 
         return self._brokers.retry(attempt)
@@ -175,7 +179,10 @@ class SharedProducer:
             **self._identified(self._begun(), "v3_and_below_"),
             "v3_and_below_topics": [{"name": topic, "partitions": list(partitions)}],
         }
-        self._ask("transaction", self._id, ADD_PARTITIONS_TO_TXN, asked, _partition_codes)
+        about = f" for the topic {topic!r}"
+        self._ask(
+            "transaction", self._id, ADD_PARTITIONS_TO_TXN, asked, _partition_codes, about=about
+        )
 
     def partition_count(self, topic: str) -> int:
         """Return how many partitions a topic has, or had a few seconds ago."""
@@ -193,7 +200,9 @@ class SharedProducer:
         """Abort the open transaction, if one is."""
         if self._open is not None:
             transaction, self._open = self._open, None
-            self._end(transaction, commit=False)
+            # Where no partition was added, or brokers have done it already, there is none to end.
+            with suppress(TransactionAbortedError):
+                self._end(transaction, commit=False)
 
     def _end(self, transaction: SharedTransaction, *, commit: bool) -> None:
         asked = {**self._identified(transaction), "committed": commit}
@@ -254,14 +263,15 @@ class SharedProducer:
             encode_records([SimpleRecord(self._clock_ms(), writer.encode(), b"%d" % batch_id)])
         )
         named = {**self._identified(transaction), "group_id": group}
-        self._ask("transaction", self._id, ADD_OFFSETS_TO_TXN, named, _own_code)
+        about = f" for the group {group!r}"
+        self._ask("transaction", self._id, ADD_OFFSETS_TO_TXN, named, _own_code, about=about)
         (offset,) = fence_offsets(batch_id)
         at = {"partition_index": offset.partition, "committed_offset": offset.offset}
         committed = {
             **named,
             "topics": [{"name": offset.topic, "partitions": [{**at, "committed_metadata": ""}]}],
         }
-        self._ask("group", group, TXN_OFFSET_COMMIT, committed, _offset_codes)
+        self._ask("group", group, TXN_OFFSET_COMMIT, committed, _offset_codes, about=about)
         return sender.finish()
 
     def close(self) -> None:
@@ -276,11 +286,13 @@ def _own_code(response: Message) -> Iterable[int]:
 
 
 def _partition_codes(response: Message) -> Iterable[int]:
-    return [
+    codes = [
         one["partition_error_code"]
         for topic in response["results_by_topic_v3_and_below"]
         for one in topic["results_by_partition"]
     ]
+    # If one partition cannot be added, brokers say of all others that they have not tried: that one says why.
+    return sorted(codes, key=lambda code: code == KafkaError.OPERATION_NOT_ATTEMPTED)
 
 
 def _offset_codes(response: Message) -> Iterable[int]:
