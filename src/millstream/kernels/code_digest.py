@@ -106,6 +106,13 @@ def code_digest(value: Any) -> str:
     return digest(_Reading().read(value))
 
 
+def instructions_digest(function: FunctionType) -> str:
+    """Return a digest of what a function itself does, whatever those do that it calls."""
+    given = (function.__defaults__, function.__kwdefaults__)
+    code = _Reading()._code(function.__code__, function.__doc__)
+    return digest(f"{code}{_Reading().read(given)}")
+
+
 def code_name(value: Any) -> str:
     """Name a function, a class or an object for people."""
     if isinstance(value, partial):
