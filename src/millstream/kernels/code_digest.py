@@ -106,6 +106,13 @@ def code_digest(value: Any) -> str:
     return digest(_Reading().read(value))
 
 
+def instructions_digest(function: FunctionType) -> str:
+    """Return a digest of what a function itself does, whatever those do that it calls."""
+    given = (function.__defaults__, function.__kwdefaults__)
+    reading = _Reading()
+    return digest(f"{reading.code(function.__code__, function.__doc__)}{reading.read(given)}")
+
+
 def code_name(value: Any) -> str:
     """Name a function, a class or an object for people."""
     if isinstance(value, partial):
@@ -209,7 +216,7 @@ class _Reading:
         if foreign:
             name = f"{function.__module__}.{function.__qualname__}"
             return self._all(f"function {name}", *cells)
-        code = self._code(function.__code__, function.__doc__)
+        code = self.code(function.__code__, function.__doc__)
         named = self._named(function)
         given = (function.__defaults__, function.__kwdefaults__)
         return self._all(f"function {code}", *given, *cells, named)
@@ -230,9 +237,9 @@ class _Reading:
                 ]
         return found
 
-    def _code(self, code: CodeType, doc: str | None = None) -> str:
+    def code(self, code: CodeType, doc: str | None = None) -> str:
         constants = [
-            self._code(one) if isinstance(one, CodeType) else _Reading().read(one)
+            self.code(one) if isinstance(one, CodeType) else _Reading().read(one)
             for one in (None if doc is not None and one == doc else one for one in code.co_consts)
         ]
         shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)

@@ -55,7 +55,7 @@ def _run(
     rows: int,
     given: tuple[Any, ...],
 ) -> None:
-    if _pays(function, rows):
+    if _pays(function, modules, rows):
         jit.compiled(function, *modules, allocates=False, inlined=True)(*given)
         _Spent.loaded.add(function.__name__)
         return
@@ -65,10 +65,10 @@ def _run(
     _Spent.cpu_s += time.thread_time() - begun
 
 
-def _pays(function: Callable[..., None], rows: int) -> bool:
+def _pays(function: Callable[..., None], modules: tuple[ModuleType, ...], rows: int) -> bool:
     if function.__name__ in _Spent.loaded:
         return True
     enough = rows >= COMPILED_ROWS_MIN or _Spent.cpu_s >= PYTHON_CPU_S_MAX
     if not enough and _Spent.cpu_s >= PYTHON_CPU_S_MAX_IF_KEPT:
-        enough = jit.is_kept(function)
+        enough = jit.is_kept(function, *modules, allocates=False, inlined=True)
     return enough and jit.is_available()

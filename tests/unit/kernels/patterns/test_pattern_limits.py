@@ -109,10 +109,10 @@ def test_a_process_that_has_matched_for_seconds_in_python_goes_on_compiled(monke
     spent = compiled._Spent.cpu_s
     assert spent > 0
     monkeypatch.setattr(compiled, "PYTHON_CPU_S_MAX_IF_KEPT", spent)
-    monkeypatch.setattr(jit, "is_kept", lambda _: False)
+    monkeypatch.setattr(jit, "is_kept", lambda *_, **__: False)
     run(kernel, rows, 1, random.Random(1))
     assert not compiled_calls
-    monkeypatch.setattr(jit, "is_kept", lambda _: True)
+    monkeypatch.setattr(jit, "is_kept", lambda *_, **__: True)
     run(kernel, rows, 1, random.Random(1))
     assert set(compiled_calls) == {matcher.match_keys}
     compiled_calls.clear()
@@ -129,7 +129,7 @@ def test_without_what_was_kept_a_process_matches_longer_in_python(monkeypatch):
 
     kernel = kernel_of(ms.sequence("a", is_("a")).followed_by("b", is_("b")).within("1 hour"))
     monkeypatch.setattr(jit, "is_available", lambda: True)
-    monkeypatch.setattr(jit, "is_kept", lambda _: False)
+    monkeypatch.setattr(jit, "is_kept", lambda *_, **__: False)
     monkeypatch.setattr(jit, "compiled", compile_)
     monkeypatch.setattr(compiled, "PYTHON_CPU_S_MAX", compiled._Spent.cpu_s)
     run(kernel, {"x": [row(0, "a")]}, 1, random.Random(1))
@@ -138,8 +138,10 @@ def test_without_what_was_kept_a_process_matches_longer_in_python(monkeypatch):
 
 def test_what_an_earlier_process_has_kept_is_seen_by_its_file(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    assert not jit.is_kept(matcher.match_keys)
+    assert not jit.is_kept(matcher.match_keys, programs)
+    name = jit._kept_name(matcher.match_keys, (programs,), allocates=True, inlined=False)
     (tmp_path / "patterns_1").mkdir()
-    (tmp_path / "patterns_1" / "matcher.match_keys-44.py312.nbi").touch()
-    assert jit.is_kept(matcher.match_keys)
-    assert not jit.is_kept(matcher.began_us)
+    (tmp_path / "patterns_1" / f"matcher.{name}-44.py312.nbi").touch()
+    assert jit.is_kept(matcher.match_keys, programs)
+    assert not jit.is_kept(matcher.match_keys, programs, inlined=True)
+    assert not jit.is_kept(matcher.began_us, programs)
