@@ -118,7 +118,7 @@ LOWERED: dict[str, dict[str, float]] = {
     "views.sinks.postgres": {"_SLICE_ROWS": 2},
     "views.server.event_streams": {"_CHANGES_AT_ONCE": 1},
     "views.state_store.store": {"_SLICE_ROWS": 2},
-    "views.sinks.topics": {"_SLICE_ROWS": 2},
+    "views.sinks.topic_records": {"_SLICE_ROWS": 2},
 }
 # ... and those that somewhere else refuse, or promise something: only in the module that divides by them.
 LOWERED_HERE: dict[str, dict[str, float]] = {

@@ -205,7 +205,7 @@ def _of_one_commit(
 
 def _read_together(
     app: App, live: StateStore, views: Collection[str]
-) -> tuple[int, dict[str, QueryResult], Manifests]:
+) -> tuple[tuple[int, ...], dict[str, QueryResult], Manifests]:
     """Return the version of the store, and views and manifests of it."""
     while True:
         version = live.version()
