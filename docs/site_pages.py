@@ -141,10 +141,11 @@ PUBLIC_NAMES: dict[str, str] = {
     "docs/reference/log": "connect EventLog Record",
     "docs/reference/views": (
         "view View serve panels ask Answer StateReader dataset Dataset ForeachContext PartialOutputWarning "
-        "alert tell_webhook tell_email tell_command"
+        "alert tell_webhook tell_email tell_command sql SqlResult SqlError"
     ),
     "docs/reference/databases": (
-        "capture Capture CaptureStatus apply Apply ApplyStatus reconcile Reconciler Reconciliation TableComparison"
+        "capture Capture CaptureStatus apply Apply ApplyStatus reconcile Reconciler Reconciliation TableComparison "
+        "source Source SourceStatus folder generate mqtt redis_stream"
     ),
     "docs/reference/sourcing": (
         "EventStore Decider EventTypes SourcedEvent Projection ProcessManager Send"

@@ -11,7 +11,7 @@ from unit.sourcing.club import ADA, BOB, SECRETS, open_club
 from unit.sourcing.ledger import Balance, before_its_append, open_store
 
 import millstream as ms
-from millstream.client.kafka.transaction import KafkaTransactionManager
+from millstream.client.kafka import transaction
 from millstream.errors import TopicRecreatedError
 from millstream.sourcing.store import EventStore
 
@@ -95,7 +95,7 @@ def test_after_an_interrupt_at_a_commit_versions_go_on(
     with open_store(log, index=index, partitions=1) as store:
         store.handle("pot", [5])
         with monkeypatch.context() as patched:
-            patched.setattr(KafkaTransactionManager, "_wait_until_visible", interrupted)
+            patched.setattr(transaction, "wait_until_visible", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 store.handle("pot", [2], command_id="c")
         assert store.handle("pot", [2], command_id="c").repeated

@@ -232,6 +232,11 @@ WRONG = {
             "a", 1, on_conflict=word
         )
     ),
+    ("folder", "format", "parket", "parquet"): declared(lambda word: ms.folder("in", format=word)),
+    ("folder", "changed", "skipp", "skip"): declared(lambda word: ms.folder("in", changed=word)),
+    ("redis_stream", "lost", "skipp", "skip"): declared(
+        lambda word: ms.redis_stream("redis://h", "s", lost=word)
+    ),
     ("testing.run", "engine", "kernels", "kernel"): declared(
         lambda word: testing.run(ms.App("a", log="unused"), {}, engine=word)
     ),

@@ -275,7 +275,10 @@ def short_by_one(name, take):
 @pytest.mark.parametrize(
     ("build", "lossy"),
     [
-        (into_a_topic, short_by_one("millstream.views.sinks.topic_records.to_records", lambda _: [])),
+        (
+            into_a_topic,
+            short_by_one("millstream.views.sinks.topic_records.to_records", lambda _: []),
+        ),
         (
             into_a_dataset,
             short_by_one(
