@@ -102,28 +102,35 @@ class AppTables:
     def _snapshot(
         self, wanted: Container[str], deadline: Deadline, at_least: Mapping[str, Any] | None
     ) -> Snapshot:
-        views = self._views(wanted, deadline, at_least)
+        with self._lock:
+            known = dict(self._kept)  # others put newer rows there meanwhile, of another commit
+        views = self._views(wanted, deadline, at_least, known)
         rows: dict[SqlTable, pa.Table] = {}
         notes: list[str] = []
         position = dict(views.position)
         tables = view_tables(views.schemas)
         for table in tables:
             if table.source in views.marks:
-                kept = self._kept_view(table.source, views)
+                kept = self._kept_view(table.source, views, known)
                 rows[table] = kept.rows.rename_columns([name for name, _ in table.columns])
-                notes += _view_notes(kept.result, views.position)
+                notes += _view_notes(kept.result, views)
         topics = self._topic_tables()
         for table in topics:
             if table.name in wanted:
-                ranges, ends = self._ranges(table.source, views)
+                log = self._pinned(table.source, views)
+                ranges, ends = self._ranges(log, table.source, views)
                 position[table.source] = {**position.get(table.source, {}), **ends}
-                rows[table] = self._topic_rows(table.source, ranges, deadline)
+                rows[table] = self._topic_rows(log, table.source, ranges, deadline)
         return Snapshot((*tables, *topics), rows, views.batch_id, position, tuple(notes))
 
     # Views.
 
     def _views(
-        self, wanted: Container[str], deadline: Deadline, at_least: Mapping[str, Any] | None
+        self,
+        wanted: Container[str],
+        deadline: Deadline,
+        at_least: Mapping[str, Any] | None,
+        known: Mapping[str, _KeptView],
     ) -> ViewsSnapshot:
         store, app = self._opened(), self.scope.app
         if store is None or app is None:
@@ -139,9 +146,7 @@ class AppTables:
                 f"The app {app!r} did not reach {dict(at_least)} within {deadline.seconds:g} s; it is at "
                 f"{store.position(app)}. Ask again, or give it longer."
             )
-        with self._lock:
-            known = {view: kept.mark for view, kept in self._kept.items()}
-        return store.snapshot(app, wanted, known)
+        return store.snapshot(app, wanted, {view: kept.mark for view, kept in known.items()})
 
     def _opened(self) -> StateStore | None:
         """Return the state store; None as long as the app has not run."""
@@ -151,15 +156,16 @@ class AppTables:
                 self._store = open_state_store(location, readonly=True)
             return self._store
 
-    def _kept_view(self, view: str, views: ViewsSnapshot) -> _KeptView:
-        mark = views.marks[view]
-        with self._lock:
-            kept = self._kept.get(view)
+    def _kept_view(
+        self, view: str, views: ViewsSnapshot, known: Mapping[str, _KeptView]
+    ) -> _KeptView:
+        mark, used = views.marks[view], time.monotonic()
         if view in views.rows:
             result = views.rows[view]
-            kept = _KeptView(mark, _to_arrow(result), replace(result, rows=result.rows.clear()), 0)
-        assert kept is not None, "what is not in rows was known"
-        kept = replace(kept, used=time.monotonic())
+            empty = replace(result, rows=result.rows.clear())
+            kept = _KeptView(mark, _to_arrow(result), empty, used)
+        else:
+            kept = replace(known[view], used=used)
         with self._lock:
             self._kept[view] = kept
             self._drop_unused()
@@ -189,44 +195,47 @@ class AppTables:
         return self.scope.topics.get(topic, _UNDECLARED)
 
     def _ranges(
-        self, topic: str, views: ViewsSnapshot
+        self, log: Reader, topic: str, views: ViewsSnapshot
     ) -> tuple[dict[int, tuple[int, int]], dict[str, int]]:
         """Return what is read of a topic by partition, as [start, end), and the ends as a position has them."""
-        bounds = self._log.offsets(topic)
+        bounds = log.offsets(topic)
         reached = views.position.get(topic, {} if topic in views.topics_read else None)
-        if reached is not None:
-            self._check_same(topic, views.topic_ids.get(topic))
         ranges, ends = {}, {}
         for partition, (start, end) in enumerate(bounds):
             stop = end
             if reached is not None:
                 # A partition of which nothing was read yet is not in the position.
                 stop = min(int(reached.get(str(partition), start)), end)
-            ranges[partition] = (min(self._start(topic, partition, start), stop), stop)
+            ranges[partition] = (min(self._start(log, topic, partition, start), stop), stop)
             ends[str(partition)] = stop
         check_size(topic, ranges, self.scope.records_max)
         return ranges, ends
 
-    def _start(self, topic: str, partition: int, start: int) -> int:
+    def _start(self, log: Reader, topic: str, partition: int, start: int) -> int:
         if self.scope.since_ms is None:
             return start
         since_ms = int(time.time() * 1000) - self.scope.since_ms
-        return max(start, self._log.offset_for_time(topic, partition, since_ms))
+        return max(start, log.offset_for_time(topic, partition, since_ms))
 
-    def _check_same(self, topic: str, known: str | None) -> None:
-        if known is not None and known != self._log.topic_id(topic):
+    def _pinned(self, topic: str, views: ViewsSnapshot) -> Reader:
+        """Return the log with the topic as it is now: all of its rows are of this one, whatever is made under its name."""
+        topic_id = self._log.topic_id(topic)
+        known = views.topic_ids.get(topic)
+        read = topic in views.position or topic in views.topics_read
+        if read and known is not None and known != topic_id:
             raise TopicRecreatedError(
                 f"The topic {topic!r} was deleted and created again after the app {self.scope.app!r} had read it, so the "
                 "app's position means nothing in it. Reset the app, or ask without this topic."
             )
+        return self._log.pinned({topic: topic_id})
 
     def _topic_rows(
-        self, topic: str, ranges: Mapping[int, tuple[int, int]], deadline: Deadline
+        self, log: Reader, topic: str, ranges: Mapping[int, tuple[int, int]], deadline: Deadline
     ) -> pa.Table:
         def check() -> None:
             deadline.check(f"the topic {topic!r} was being read")
 
-        return read_topic(self._log, topic, self._columns(topic), ranges, check)
+        return read_topic(log, topic, self._columns(topic), ranges, check)
 
 
 def _to_arrow(result: QueryResult) -> pa.Table:
@@ -235,11 +244,12 @@ def _to_arrow(result: QueryResult) -> pa.Table:
     return pa.table(columns, names=[str(number) for number in range(len(columns))])
 
 
-def _view_notes(result: QueryResult, position: Mapping[str, Any]) -> list[str]:
+def _view_notes(result: QueryResult, views: ViewsSnapshot) -> list[str]:
     notes = []
     view = result.schema.name
     if (note := partial_note(result.coverage)) is not None:
         notes.append(f"The view {view!r} is incomplete: it {note}.")
-    if dict(result.position) != dict(position):
-        notes.append(f"The view {view!r} is as of another position: {dict(result.position)}.")
+    position = dict(views.positions[view])
+    if position != views.position:
+        notes.append(f"The view {view!r} is as of another position: {position}.")
     return notes

@@ -26,7 +26,6 @@ from millstream.sql_queries.tokens import (
     first_words,
     to_text,
     tokenize,
-    without_spaces,
 )
 from millstream.views.questions.deadline import Deadline
 
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     import duckdb
 
 _BATCH_ROWS = 50_000
+_INTERRUPT_S = 0.05  # between attempts to end a statement whose time is over
 _SETTINGS = {
     "python_enable_replacements": False,
     "autoinstall_known_extensions": False,
@@ -163,6 +163,8 @@ class SqlSession:
             self._show(snapshot)
             if asks == "EXPLAIN":
                 return self._explained(text, snapshot)
+            if self._interrupted.is_set():
+                raise SqlError("The statement was cancelled.", sqlstate="57014")
             relation = self._engine.sql(text)
             names, types = tuple(relation.columns), tuple(map(str, relation.types))
             rows = self._fetched(relation.to_arrow_reader(_BATCH_ROWS))
@@ -185,15 +187,17 @@ class SqlSession:
     @contextmanager
     def _stopped_at(self, deadline: Deadline) -> Iterator[None]:
         """Interrupt the engine at the deadline, and say so."""
-        over = threading.Event()
+        done, over = threading.Event(), threading.Event()
 
         def stop() -> None:
+            if done.wait(max(0.0, deadline.left_s)):
+                return
             over.set()
-            self.interrupt()
+            while not done.wait(_INTERRUPT_S):  # the engine forgets one that comes before it begins
+                self.interrupt()
 
-        timer = threading.Timer(max(0.0, deadline.left_s), stop)
-        timer.daemon = True
-        timer.start()
+        stopper = threading.Thread(target=stop, name="sql-deadline", daemon=True)
+        stopper.start()
         try:
             with translate_errors(self._listed):
                 yield
@@ -204,7 +208,8 @@ class SqlSession:
                 ) from error
             raise
         finally:
-            timer.cancel()
+            done.set()
+            stopper.join()  # so that it does not end the statement that comes next
 
     def _checked(self, tokens: Sequence[SqlToken], text: str) -> str:
         """Make sure that a text is one statement that asks; return SELECT or EXPLAIN."""
@@ -218,7 +223,8 @@ class SqlSession:
         if kind == "EXPLAIN":
             inner = to_text(_explained_part(tokens))
             found = self._engine.extract_statements(inner)
-            kind = "EXPLAIN" if found and found[0].type.name == "SELECT" else found[0].type.name
+            inner_kinds = [one.type.name for one in found]
+            kind = "EXPLAIN" if inner_kinds == ["SELECT"] else "OTHER"
         if kind not in ("SELECT", "EXPLAIN"):
             word = " ".join(first_words(tokens, 1))
             raise SqlError(
@@ -301,11 +307,18 @@ class SqlSession:
 
 def _explained_part(tokens: Sequence[SqlToken]) -> list[SqlToken]:
     """Return what comes after EXPLAIN and its options."""
-    rest = without_spaces(tokens)[1:]
-    if rest and rest[0].text.upper() == "ANALYZE":
-        rest = rest[1:]
-    if rest and rest[0].text == "(" and rest[1].text.upper() in ("ANALYZE", "FORMAT"):
+    rest = _without_first(tokens)
+    if first_words(rest, 1) == ["ANALYZE"]:
+        rest = _without_first(rest)
+    words = first_words(rest, 2)
+    if words in (["(", "ANALYZE"], ["(", "FORMAT"]):
         while rest and rest[0].text != ")":
             rest = rest[1:]
         rest = rest[1:]
-    return [piece for token in rest for piece in (token, SqlToken("space", " "))]
+    return rest
+
+
+def _without_first(tokens: Sequence[SqlToken]) -> list[SqlToken]:
+    """Return what comes after the first token; with its spaces, so that operators of several characters stay whole."""
+    first = next((at for at, token in enumerate(tokens) if token.kind != "space"), len(tokens))
+    return list(tokens[first + 1 :])

@@ -1,6 +1,7 @@
 """SQL over views and topics: what it says equals a recomputation at the position that it states, and it changes nothing."""
 
 import threading
+import time
 from contextlib import closing
 from datetime import timedelta
 
@@ -22,10 +23,12 @@ from tests.sql_model import (
 
 import millstream as ms
 from millstream.client import connect
-from millstream.errors import ConfigError, DeadlineError, SqlError
+from millstream.errors import ConfigError, DeadlineError, SqlError, TopicRecreatedError
+from millstream.sql_queries import app_tables
 from millstream.sql_queries.app_tables import AppTables, SqlScope
 from millstream.sql_queries.query import scope_of, to_result
 from millstream.sql_queries.session import SqlLimits, SqlSession
+from millstream.views.questions.deadline import Deadline
 
 LIMITS = SqlLimits(seconds=300, memory_mb=256, threads=1)
 
@@ -308,3 +311,93 @@ def test_every_kind_of_a_view_keeps_its_values(tmp_path):
     assert found.rows.schema == expected.schema
     path_of = ms.sql("SELECT nested->>'$[0]' FROM kinds WHERE id = 1", log=tmp_path)
     assert path_of.rows.item() == "1"
+
+
+CLICK_OF_ANN = b'{"ad":1,"user":"ann","at":"2026-01-01T00:00:00Z","cost":2}'
+
+
+def test_rows_that_another_statement_has_read_meanwhile_are_not_taken_for_those_of_this_one(
+    tmp_path,
+):
+    write_clicks(tmp_path, {0: [CLICK_OF_ANN] * 5}, 1)
+    app = sql_app(tmp_path)
+    run_job(app, tmp_path, 10, {"clicks": [2]})
+    with closing(AppTables(scope_of(app, None))) as tables:
+        tables.read({"totals"}, Deadline.of(300))
+        store = tables._opened()
+        read = store.snapshot
+
+        def overtaken(*given):
+            found = read(*given)
+            store.snapshot = read
+            run_job(sql_app(tmp_path), tmp_path, 10)
+            assert tables.read({"totals"}, Deadline.of(300)).position == {"clicks": {"0": 5}}
+            return found
+
+        store.snapshot = overtaken
+        found = tables.read({"totals"}, Deadline.of(300))
+    (rows,) = found.rows.values()
+    assert (found.position, rows["n"].to_pylist()) == ({"clicks": {"0": 2}}, [2])
+
+
+def test_a_view_that_a_batch_leaves_as_it_was_is_as_of_that_batch_all_the_same(tmp_path):
+    write_clicks(tmp_path, {0: [CLICK_OF_ANN, b"{"]}, 1)
+    app = sql_app(tmp_path)
+    with closing(session_of(scope_of(app, None))) as session:
+        seen = []
+
+        def ask(*_batch):
+            found = to_result(session.run("SELECT n FROM totals"))
+            seen.append((found.rows.item(), found.position, found.notes))
+
+        run_job(app, tmp_path, 1, on_batch=ask)
+    assert seen[-2:] == [(1, {"clicks": {"0": end}}, ()) for end in (1, 2)]
+
+
+def test_a_topic_made_anew_while_it_is_read_is_told(tmp_path, monkeypatch):
+    with connect(tmp_path) as log:
+        log.create_topic("t")
+        with log.producer() as producer:
+            producer.send("t", b"old")
+
+    def made_anew(topic, ranges, records_max):
+        with connect(tmp_path) as log:
+            log.delete_topic("t")
+            log.create_topic("t")
+            with log.producer() as producer:
+                producer.send("t", b"new")
+
+    monkeypatch.setattr(app_tables, "check_size", made_anew)
+    with pytest.raises(TopicRecreatedError):
+        ms.sql("SELECT _value FROM t", log=tmp_path)
+
+
+def test_what_explain_explains_may_have_every_operator(tmp_path):
+    with closing(session_of(SqlScope(None, None, tmp_path))) as session:
+        for options in ("", "ANALYZE ", "(FORMAT json) ", "/* why */ "):
+            text = (
+                f"""EXPLAIN {options}SELECT '{{"a":1}}'::JSON->>'$.a' >= '0' || 'x' WHERE 1 <> 2"""
+            )
+            assert session.run(text).names == ("plan",)
+        for text in ("EXPLAIN ANALYZE CREATE TABLE t AS SELECT 1", "EXPLAIN DROP VIEW v"):
+            with pytest.raises(SqlError, match="no question"):
+                session.run(text)
+
+
+@pytest.mark.parametrize("how", ["time", "cancel"])
+def test_a_statement_that_is_to_end_before_the_engine_has_it_does_not_begin(tmp_path, how):
+    endless = "SELECT count(*) FROM range(1000000000000) AS a"
+    limits = SqlLimits(seconds=0.2 if how == "time" else 300, memory_mb=256, threads=1)
+    tables = AppTables(SqlScope(None, None, tmp_path))
+    with closing(tables), closing(SqlSession(tables, limits)) as session:
+        read = tables.read
+
+        def slow(*given):
+            time.sleep(1) if how == "time" else session.interrupt()
+            return read(*given)
+
+        tables.read = slow
+        with pytest.raises(DeadlineError if how == "time" else SqlError, match=r"within|cancelled"):
+            session.run(endless)
+        tables.read = read
+        assert session.run("SELECT 1").rows.num_rows == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -37,14 +38,19 @@ class LoginRules:
 
 
 def log_in(
-    connection: socket.socket, rules: LoginRules, cancel: Callable[[int, int], None]
+    connection: socket.socket,
+    rules: LoginRules,
+    cancel: Callable[[int, int], None],
+    seconds: float,
 ) -> tuple[Wire, dict[str, str]] | None:
     """Return the connection, encrypted if the client wants it, and what the client said; None of a request to cancel.
+
+    ``seconds`` are for all of it together, so that a client that sends byte by byte holds nobody's place for longer.
 
     Raises:
         ConnectionEndedError: the client is gone or speaks another protocol, or was refused and told so.
     """
-    wire = Wire(connection)
+    wire = Wire(connection, time.monotonic() + seconds)
     code, body = _startup(wire, rules)
     if code == CANCEL_REQUEST:
         reader = MessageBody(body)
@@ -61,6 +67,7 @@ def log_in(
         wire.flush()
         raise ConnectionEndedError("it was refused") from error
     wire.write(b"R", struct.pack("!i", 0))
+    wire.ends = None
     return wire, parameters
 
 
@@ -70,6 +77,7 @@ def _startup(wire: Wire, rules: LoginRules) -> tuple[int, bytes]:
         code, body = wire.read_startup()
         if code == SSL_REQUEST and rules.tls is not None and not _is_encrypted(wire):
             wire.connection.sendall(b"S")
+            wire.limit_time()
             wire.connection = rules.tls.wrap_socket(wire.connection, server_side=True)
         elif code in (SSL_REQUEST, GSS_REQUEST):
             wire.connection.sendall(b"N")

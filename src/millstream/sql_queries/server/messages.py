@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -28,20 +29,38 @@ class ConnectionEndedError(Exception):
 
 @dataclass
 class Wire:
-    """The two directions of a connection. What is written is sent by :meth:`flush`, or when it has grown."""
+    """The two directions of a connection. What is written is sent by :meth:`flush`, or when it has grown.
+
+    ``ends``: when the client must have said what is read, by ``time.monotonic()``, however slowly it speaks; None: at any time.
+    """
 
     connection: socket.socket
+    ends: float | None = None
     _out: bytearray = field(default_factory=bytearray)
 
     def _exactly(self, count: int) -> bytes:
         parts = []
         while count:
+            self.limit_time()
             part = self.connection.recv(min(count, 1 << 20))
             if not part:
                 raise ConnectionEndedError("it was closed")
             parts.append(part)
             count -= len(part)
         return b"".join(parts)
+
+    def limit_time(self) -> None:
+        """Have the next read or handshake end with the time that the client has.
+
+        Raises:
+            ConnectionEndedError: it is over.
+        """
+        if self.ends is None:
+            return
+        left_s = self.ends - time.monotonic()
+        if left_s <= 0:
+            raise ConnectionEndedError("it took too long")
+        self.connection.settimeout(left_s)
 
     def read_startup(self) -> tuple[int, bytes]:
         """Return the code of the first message, and what follows it."""

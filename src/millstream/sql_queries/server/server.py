@@ -225,7 +225,7 @@ class _SqlServer:
 
     def _converse(self, connection: socket.socket) -> None:
         connection.settimeout(_LOGIN_S)
-        logged_in = log_in(connection, self.rules, self._cancel)
+        logged_in = log_in(connection, self.rules, self._cancel, _LOGIN_S)
         if logged_in is None:
             return
         wire, parameters = logged_in

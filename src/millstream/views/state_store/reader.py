@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
 from typing import Any, TypeVar
@@ -50,7 +50,8 @@ class ViewsSnapshot:
     """Views of a store as of one commit.
 
     ``schemas`` are those of all views; ``rows`` has the views that were wanted and are not as the reader knew them, and
-    ``marks`` what the wanted ones are known by. ``topic_ids`` are those of the topics of the app's ``position``, by name;
+    ``marks`` what the wanted ones are known by, and ``positions`` what they reflect, which moves on without a change of their
+    rows. ``topic_ids`` are those of the topics of the app's ``position``, by name;
     ``topics_read`` are the topics that the app reads, of which one that is not in the position was not read yet.
     """
 
@@ -61,6 +62,7 @@ class ViewsSnapshot:
     position: dict[str, Any]
     topic_ids: Mapping[str, str]
     topics_read: frozenset[str] = frozenset()
+    positions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,10 @@ class StateStoreReader(ViewReader):
             last = fence_value(db, "batch_id", app, None)
             position = fence_json(db, "position", app, None)
             every = tuple(schema for schema, _ in schemas)
-            return ViewsSnapshot(every, rows, marks, last, position, ids or {}, frozenset(read))
+            positions = {view: _last_committed(db, view)[1] for view in marks}
+            return ViewsSnapshot(
+                every, rows, marks, last, position, ids or {}, frozenset(read), positions
+            )
 
         return self._read(snapshot)
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from millstream.client import connect
 from millstream.sql_queries.query import scope_of
+from millstream.sql_queries.server import server as sql_server
 from millstream.sql_queries.server.server import serve_sql
 from millstream.sql_queries.session import SqlLimits
 
@@ -125,3 +126,20 @@ def test_a_client_that_says_nothing_or_half_a_message_delays_nobody(server):
         with psycopg.connect(server.url, autocommit=True) as connection:
             assert connection.execute("SELECT 1").fetchone() == (1,)
         assert time.monotonic() - started < WAIT_S
+
+
+def test_a_client_that_logs_in_byte_by_byte_has_no_more_time_than_others(server, monkeypatch):
+    monkeypatch.setattr(sql_server, "_LOGIN_S", 1.0)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=0.2) as connection:
+        connection.sendall(struct.pack("!ii", 5_000, 196608))
+        ended = False
+        for _ in range(1_000):
+            with suppress(TimeoutError):
+                try:
+                    connection.sendall(b"u")
+                    ended = connection.recv(1) == b""
+                except ConnectionError:
+                    ended = True
+            if ended:
+                break
+    assert ended
