@@ -250,7 +250,7 @@ def open_view(
             f"Several apps have a view {name!r}: {', '.join(each.app for each in found)}. "
             "Say which with app=."
         )
-    elsewhere = f" Views are also kept in {', '.join(sorted(databases))}: give it with store=."
+    elsewhere = f" Views are also kept in {', '.join(sorted(databases))}: give it, with its user, as store= (--store)."
     raise UnknownViewError(
         f"There is no view {name!r} in the log folder {str(log)!r}; there are: "
         f"{', '.join(others) or 'none yet'}. Correct the name or the folder, or run the pipeline "

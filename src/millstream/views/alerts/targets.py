@@ -194,7 +194,7 @@ class CommandTarget(AlertTarget):
         try:
             # Not a pipe: what the program leaves behind may hold it open for longer than the program lives.
             with tempfile.TemporaryFile() as errors:
-                code = self._run(message.to_json(), {**os.environ, **told}, errors)
+                code = self._run(message.to_json() + b"\n", {**os.environ, **told}, errors)
                 errors.seek(0)
                 said = errors.read(_SAID_MAX).decode(errors="replace").strip()[-200:]
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:

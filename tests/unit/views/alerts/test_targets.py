@@ -177,6 +177,7 @@ def test_a_program_gets_the_alert(tmp_path):
     ms.tell_command(sys.executable, "-c", program, str(tmp_path / "told")).send(MESSAGE)
     content, _, identity = (tmp_path / "told").read_bytes().partition(b"|")
     assert json.loads(content) == AS_JSON
+    assert content.endswith(b"\n")  # so that `tee -a` writes one alert a line
     assert identity.decode() == MESSAGE.id
 
 
