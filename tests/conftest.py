@@ -2,6 +2,8 @@
 for those that want one."""
 
 import itertools
+import os
+import shutil
 
 import azure_server
 import google_server
@@ -184,3 +186,19 @@ def hdfs(hdfs_cluster, monkeypatch):
 def hdfs_url(hdfs):
     """A URL under which there is nothing."""
     return f"hdfs://namenode/test-{next(_numbers)}"
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """The system's Chromium, without a screen."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        pytest.skip("no Chromium is installed")
+    # As root it runs without its sandbox, or not at all; it sees nothing but our own pages.
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=found, args=arguments)
+        yield browser
+        browser.close()

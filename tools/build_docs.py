@@ -16,10 +16,6 @@ from pathlib import Path
 from processes import run, say
 
 ROOT = Path(__file__).resolve().parents[1]
-SITE = ROOT / "build" / "site"
-PARSED = (
-    ROOT / "build" / "site-parsed"
-)  # what Sphinx keeps, so that the next time it reads only what has changed
 PACKED = ROOT / "src" / "millstream" / "site.zip"
 BUILT_FOR_TOOLS = (".buildinfo", "objects.inv")  # and maps of minified files: no reader needs them
 # The earliest that a zip can have: the same pages give the same file.
@@ -38,18 +34,24 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="make docs", description="Build the site in build/site.")
     parser.add_argument("--check", action="store_true", help="check all pages, and write none")
     parser.add_argument("--unpacked", action="store_true", help="do not pack it into the package")
+    parser.add_argument(
+        "--build", type=Path, default=ROOT / "build", help="folder of the site, by default build"
+    )
     given = parser.parse_args(arguments)
     builder = "dummy" if given.check else "html"
-    paths = ["-b", builder, "-c", "docs", "-d", str(PARSED), ".", str(SITE)]
+    site = given.build / "site"
+    # What Sphinx keeps, so that the next time it reads only what has changed.
+    parsed = given.build / "site-parsed"
+    paths = ["-b", builder, "-c", "docs", "-d", str(parsed), ".", str(site)]
     code = run([sys.executable, *SPHINX, *paths])
     if code or given.check:
         return code
-    if foreign := list(foreign_requests(SITE)):
+    if foreign := list(foreign_requests(site)):
         say("docs: these pages would load something from another host:\n" + "\n".join(foreign))
         return 1
     if not given.unpacked:
-        pack(SITE, PACKED)
-        say(f"docs: {SITE}/index.html; packed: {PACKED.stat().st_size:,} bytes")
+        pack(site, PACKED)
+        say(f"docs: {site}/index.html; packed: {PACKED.stat().st_size:,} bytes")
     return 0
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from millstream.cli.position_option import read_position
 from millstream.cli.signals import wait_for_stop_signal
 from millstream.cli.tables import TableColumn, app_log_option, json_option, print_table
 from millstream.cli.token_option import token_option
@@ -87,7 +88,7 @@ def ask(
         _print_listing(app.what_can_be_asked(), as_json=as_json)
     else:
         given = _given(key, is_question=name in app.questions)
-        wanted = _position(at_least)
+        wanted = read_position(at_least)
         _print_answer(app.ask(name, given, deadline=deadline, at_least=wanted).to_json(), as_json)
 
 
@@ -113,7 +114,7 @@ def _ask_url(
         name,
         _given(key, is_question=is_question),
         deadline=deadline,
-        at_least=_position(at_least),
+        at_least=read_position(at_least),
         token=token,
     )
     _print_answer(answer.to_json(), as_json)
@@ -143,18 +144,6 @@ def _argument(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def _position(text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"--at-least is not JSON ({error}). Give a position as JSON.") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"--at-least is {text!r}. Give topic → partition → offset, as JSON.")
-    return found
 
 
 def _print_listing(found: Sequence[dict[str, Any]], *, as_json: bool) -> None:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from millstream.cli.position_option import read_position
 from millstream.cli.signals import wait_for_stop_signal
 from millstream.cli.tables import Choice
 from millstream.durations import to_us
@@ -130,7 +131,7 @@ def sql(
         return
     if form == "parquet" and output is None:
         raise ConfigError("--format parquet is for a file. Give --output FILE.")
-    wanted = _position(at_least)
+    wanted = read_position(at_least)
     with _session(scope, limits) as session:
         if query is None and sys.stdin.isatty():
             _prompt(session, wanted)
@@ -186,18 +187,6 @@ def _serve(
     ):
         click.echo(f"Serving {scope.log} to PostgreSQL's clients at {serving.url} (Ctrl-C ends it)")
         wait()
-
-
-def _position(text: str | None) -> Mapping[str, Any] | None:
-    if text is None:
-        return None
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"--at-least is not JSON ({error}). Give a position as JSON.") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"--at-least is {text!r}. Give topic → partition → offset, as JSON.")
-    return found
 
 
 def _run(session: SqlSession, query: str, at_least: Mapping[str, Any] | None) -> SqlResult:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,28 +15,13 @@ PAGES = ("docs/index", "docs/guide/tutorial", "docs/guide/time", "docs/joins", "
 
 
 @pytest.fixture(scope="module")
-def site():
+def site(tmp_path_factory):
     pytest.importorskip("sphinx", reason="Sphinx is not installed")
-    command = [sys.executable, "tools/build_docs.py", "--unpacked"]
+    folder = tmp_path_factory.mktemp("site")  # of this process: another may build at the same time
+    command = [sys.executable, "tools/build_docs.py", "--unpacked", "--build", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    return ROOT / "build" / "site"
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    """The system's Chromium, without a screen."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    found = next(filter(None, map(shutil.which, names)), None)
-    if found is None:
-        pytest.skip("no Chromium is installed")
-    # As root it runs without its sandbox, or not at all; it sees nothing but our own pages.
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=found, args=arguments)
-        yield browser
-        browser.close()
+    return folder / "site"
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from contextlib import closing
 from decimal import Decimal
 from functools import partial
@@ -25,22 +23,6 @@ pytestmark = pytest.mark.thorough
 WAIT_MS = 60_000
 DESK = {"width": 1280, "height": 900}
 PHONE = {"width": 360, "height": 740}
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    """The system's Chromium, without a screen."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    found = next(filter(None, map(shutil.which, names)), None)
-    if found is None:
-        pytest.skip("no Chromium is installed")
-    # As root it runs without its sandbox, or not at all; it sees nothing but our own page.
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=found, args=arguments)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
