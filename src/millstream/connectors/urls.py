@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -56,6 +57,11 @@ def _folder(url: str, given: Mapping[str, str]) -> SourceConnector:
         raise ConfigError(
             f"{url!r} is no folder. Give folder:///relative/path or folder:////absolute/path, with ? # % written as "
             "%3F %23 %25."
+        )
+    absolute = Path("/", path)
+    if not Path(path).is_dir() and absolute.is_dir():  # as file:// would have it
+        raise ConfigError(
+            f"{path!r} is no folder here. If {absolute} is meant, give folder:///{absolute}."
         )
     return folder(path, **_folder_options(given))
 

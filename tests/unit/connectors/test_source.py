@@ -322,6 +322,7 @@ def test_what_cannot_be_generated_is_refused(options):
         ("ftp://user:secret@host/x", "not known: ftp://…"),
         ("folder://host/x", "is no folder"),
         ("folder:///", "is no folder"),
+        ("folder:///dev", "If /dev is meant, give folder:////dev"),
         ("folder:///x?patern=*", "Did you mean 'pattern'"),
         ("folder:///x?columns=id", "Give NAME:TYPE"),
         ("folder:///x?columns=id:it", "Did you mean 'int'"),
