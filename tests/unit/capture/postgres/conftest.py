@@ -1,12 +1,14 @@
 """A PostgreSQL server for the tests of this folder, and a copy of its tables that units are applied to."""
 
 import json
+import time
 
 import pytest
 from capture_postgres_servers import Shop, start
 from row_blocks import one_by_one
 
 from millstream.capture.units import TableChange, TableDefinition
+from millstream.errors import RetriableError
 
 
 @pytest.fixture(
@@ -98,7 +100,22 @@ class Replica:
         ]
 
     def follow(self, source, *, limit=None, done=lambda: True):
-        """Store units until the source has nothing more and ``done()``, or as many as ``limit``."""
+        """Store units until the source has nothing more and ``done()``, or as many as ``limit``.
+
+        The server learns a moment later that the connection before is closed: until then it is tried again, as a capture does.
+        """
+        until = time.monotonic() + 60
+        while True:
+            try:
+                self._follow(source, limit, done)
+            except RetriableError as error:
+                if "is used by the server's process" not in str(error) or time.monotonic() > until:
+                    raise
+                time.sleep(0.05)
+            else:
+                return
+
+    def _follow(self, source, limit, done):
         units = source.units(self.progress)
         for number, unit in enumerate(units):
             if number == limit:
