@@ -173,7 +173,7 @@ def _serve(
     password_file: Path | None,
     tls: tuple[Path | None, Path | None],
 ) -> None:
-    from millstream.sql_queries.server.server import read_password, serve_sql, tls_context
+    from millstream.sql_queries.server.server import read_certificate, read_password, serve_sql
 
     with (
         wait_for_stop_signal() as wait,
@@ -182,7 +182,7 @@ def _serve(
             listen,
             limits=limits,
             password=read_password(password_file),
-            tls=tls_context(*tls),
+            certificate=read_certificate(*tls),
         ) as serving,
     ):
         click.echo(f"Serving {scope.log} to PostgreSQL's clients at {serving.url} (Ctrl-C ends it)")

@@ -19,7 +19,7 @@ import pyarrow as pa
 from millstream.errors import DeadlineError, EnvironmentProblem, SqlError
 from millstream.sql_queries.app_tables import AppTables
 from millstream.sql_queries.engine_errors import translate_errors
-from millstream.sql_queries.sql_table import TOPICS, VIEWS, Snapshot, SqlTable, quote, quote_text
+from millstream.sql_queries.sql_table import TOPICS, VIEWS, Snapshot, SqlTable, quote_text
 from millstream.sql_queries.tokens import (
     NamesInText,
     SqlToken,
@@ -28,6 +28,7 @@ from millstream.sql_queries.tokens import (
     tokenize,
 )
 from millstream.views.questions.deadline import Deadline
+from millstream.views.state_store.view_table import quote_identifier
 
 if TYPE_CHECKING:
     import duckdb
@@ -90,7 +91,7 @@ class SqlSession:
         tables: AppTables,
         limits: SqlLimits,
         preparation: Sequence[str] = (),
-        on_tables: Callable[[Any, Sequence[SqlTable]], None] | None = None,
+        on_tables: Callable[[Any, tuple[SqlTable, ...]], None] | None = None,
     ) -> None:
         """Open it.
 
@@ -101,7 +102,7 @@ class SqlSession:
         self._tables = tables
         self._limits = limits
         self._on_tables = on_tables
-        self._told: Sequence[SqlTable] | None = None
+        self._told: tuple[SqlTable, ...] = ()
         self._known: dict[SqlTable, str] = {}  # with the name of the Arrow table, "" if it has none
         self._number = 0
         self._interrupted = threading.Event()
@@ -142,19 +143,22 @@ class SqlSession:
         text: str,
         at_least: Mapping[str, Any] | None = None,
         wanted: Container[str] | None = None,
+        seconds: float | None = None,
     ) -> SqlRows:
         """Run a statement.
 
         Args:
             at_least: A position that it must reflect. It is waited for.
             wanted: The tables that it may name, if not all whose names are in the text.
+            seconds: How long it may take, where that is less than the limit.
 
         Raises:
             SqlError: it is wrong, or not one that asks; or it takes more memory than it may.
             DeadlineError: it took longer than it may.
         """
         self._interrupted.clear()
-        deadline = Deadline.of(self._limits.seconds)
+        longest = self._limits.seconds
+        deadline = Deadline.of(longest if seconds is None else min(longest, seconds))
         tokens = tokenize(text)
         with self._stopped_at(deadline):
             asks = self._checked(tokens, text)
@@ -257,21 +261,27 @@ class SqlSession:
 
     def _show(self, snapshot: Snapshot) -> None:
         """Give the tables of a snapshot their rows, and take away what others have."""
-        if self._on_tables is not None and self._told != snapshot.tables:
-            self._on_tables(self._engine, snapshot.tables)
-            self._told = snapshot.tables
-        for table in [one for one in self._known if one not in snapshot.tables]:
+        if self._told != snapshot.tables:
+            self._change_tables(snapshot.tables)
+        for table in [one for one, name in self._known.items() if name]:
+            if table not in snapshot.rows:
+                self._empty(table)
+        for table, rows in snapshot.rows.items():
+            self._fill(table, rows)
+
+    def _change_tables(self, tables: tuple[SqlTable, ...]) -> None:
+        """Have the tables of a snapshot, and no others. Where it ended early, the next call does the rest."""
+        if self._on_tables is not None:
+            self._on_tables(self._engine, tables)
+        there = set(tables)
+        for table in [one for one in self._known if one not in there]:
             self._empty(table)
             self._engine.execute(f"DROP VIEW {table.quoted}")
             del self._known[table]
-        for table in snapshot.tables:
+        for table in tables:
             if table not in self._known:
                 self._create_empty(table)
-            rows = snapshot.rows.get(table)
-            if rows is not None:
-                self._fill(table, rows)
-            elif self._known[table]:
-                self._empty(table)
+        self._told = tables
 
     def _fill(self, table: SqlTable, rows: pa.Table) -> None:
         self._unregister(table)
@@ -280,14 +290,18 @@ class SqlSession:
         self._engine.register(name, rows)
         self._known[table] = name
         columns = ", ".join(
-            f"{quote(one)}::JSON AS {quote(one)}" if kind == "JSON" else quote(one)
+            f"{quote_identifier(one)}::JSON AS {quote_identifier(one)}"
+            if kind == "JSON"
+            else quote_identifier(one)
             for one, kind in table.columns
         )
         select = f"SELECT {columns} FROM {name}"  # noqa: S608 - of quoted names
         self._engine.execute(f"CREATE OR REPLACE VIEW {table.quoted} AS {select}")
 
     def _create_empty(self, table: SqlTable) -> None:
-        columns = ", ".join(f"NULL::{kind} AS {quote(one)}" for one, kind in table.columns)
+        columns = ", ".join(
+            f"NULL::{kind} AS {quote_identifier(one)}" for one, kind in table.columns
+        )
         said = quote_text(f"The table {table.name} has to be named in the statement itself.")
         select = f"SELECT {columns} WHERE error({said}) IS NULL"
         self._engine.execute(f"CREATE OR REPLACE VIEW {table.quoted} AS {select}")

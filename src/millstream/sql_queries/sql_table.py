@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from millstream.views.schema import ViewSchema
-from millstream.views.state_store.view_table import column_names
+from millstream.views.state_store.view_table import column_names, quote_identifier
 
 VIEWS: Literal["views"] = "views"
 TOPICS: Literal["topics"] = "topics"
@@ -55,7 +55,7 @@ class SqlTable:
     @property
     def quoted(self) -> str:
         """The name as SQL has it."""
-        return f"{self.schema}.{quote(self.name)}"
+        return f"{self.schema}.{quote_identifier(self.name)}"
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,6 @@ class Snapshot:
     batch_id: int | None = None
     position: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-
-
-def quote(name: str) -> str:
-    """Return a name as an SQL identifier."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def quote_text(text: str) -> str:
@@ -107,7 +102,9 @@ def type_of_arrow(kind: pa.DataType) -> str:
     if pa.types.is_list(kind):
         return f"{type_of_arrow(kind.value_type)}[]"
     if pa.types.is_struct(kind):
-        fields = ", ".join(f"{quote(one.name)} {type_of_arrow(one.type)}" for one in kind)
+        fields = ", ".join(
+            f"{quote_identifier(one.name)} {type_of_arrow(one.type)}" for one in kind
+        )
         return f"STRUCT({fields})"
     if pa.types.is_decimal(kind):
         return f"DECIMAL({kind.precision},{kind.scale})"

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+from millstream.choices import did_you_mean
+from millstream.errors import ConfigError
 
 TOPIC_IDS = "topic_ids"
 """The description under which a state store keeps the ids of the topics of its positions, by name."""
@@ -29,6 +32,42 @@ def merge_positions(before: Any, after: Any) -> Any:
         **before,
         **{key: merge_positions(before.get(key), value) for key, value in after.items()},
     }
+
+
+def checked_position(given: Mapping[str, Any] | None) -> dict[str, dict[str, int]] | None:
+    """Return a position that an answer must reflect, with partitions as texts, as positions have them.
+
+    Raises:
+        ConfigError: it is no position.
+    """
+    if given is None:
+        return None
+    found: dict[str, dict[str, int]] = {}
+    for topic, offsets in given.items() if isinstance(given, Mapping) else [("", given)]:
+        partitions = offsets.items() if isinstance(offsets, Mapping) else [("", offsets)]
+        found[topic] = {str(partition): offset for partition, offset in partitions}
+        for partition, offset in found[topic].items():
+            if not partition.isdecimal() or isinstance(offset, bool) or not isinstance(offset, int):
+                raise ConfigError(
+                    f"The position at_least is {given!r}. Give topic → partition → offset of the next record, such as "
+                    '{"clicks": {"0": 17}}.'
+                )
+    return found
+
+
+def check_topics(at_least: Mapping[str, Any], app: str, topics_read: Iterable[str]) -> None:
+    """Make sure that the topics of a position are read by an app, so that it can be reached.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    read = sorted(topics_read)
+    unknown = [topic for topic in at_least if topic not in read]
+    if unknown:
+        raise ConfigError(
+            f"The position at_least has the topic {unknown[0]!r}, which {app} does not read. It reads "
+            f"{', '.join(map(repr, read))}. Correct it.{did_you_mean(unknown[0], read)}"
+        )
 
 
 def is_reached(position: Any, wanted: Any) -> bool:

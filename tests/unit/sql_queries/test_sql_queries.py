@@ -401,3 +401,46 @@ def test_a_statement_that_is_to_end_before_the_engine_has_it_does_not_begin(tmp_
             session.run(endless)
         tables.read = read
         assert session.run("SELECT 1").rows.num_rows == 1
+
+
+def test_a_position_is_checked_as_everywhere(tmp_path):
+    write_clicks(tmp_path, {0: [CLICK_OF_ANN] * 3}, 1)
+    app = sql_app(tmp_path)
+    run_job(app, tmp_path, 10, {"clicks": [2]})
+
+    def ask(at_least):
+        return ms.sql("SELECT n FROM totals", app=app, at_least=at_least, timeout="5 minutes")
+
+    assert ask({"clicks": {0: 2}}).rows.item() == 2
+    assert ask({"clicks": {}}).rows.item() == 2
+    for wrong in ({"clicks": {"0": "2"}}, {"clicks": {"0": True}}, {"clicks": 2}, [2]):
+        with pytest.raises(ConfigError, match="The position at_least is"):
+            ask(wrong)
+    with pytest.raises(
+        ConfigError, match=r"'clics', which .* does not read.*Did you mean 'clicks'"
+    ):
+        ask({"clics": {"0": 1}})
+
+
+def test_tables_that_come_and_go_are_those_that_are_shown(tmp_path):
+    with connect(tmp_path) as log:
+        log.create_topic("a")
+        log.create_topic("b")
+    shown = []
+
+    def on_tables(_engine, tables):
+        shown.append([table.name for table in tables])
+
+    tables = AppTables(SqlScope(None, None, tmp_path))
+    with closing(tables), closing(SqlSession(tables, LIMITS, (), on_tables)) as session:
+        for _ in range(2):
+            assert session.run("SELECT count(*) FROM a, b").rows.num_rows == 1
+        with pytest.raises(SqlError, match="has to be named"):
+            session.run("SELECT * FROM query('FROM ' || chr(97))")  # as it has no rows any more
+        with connect(tmp_path) as log:
+            log.delete_topic("a")
+            log.create_topic("c")
+        assert session.run("SELECT count(*) FROM c").rows.num_rows == 1
+        with pytest.raises(SqlError, match=r'There are: topics."b", topics."c"'):
+            session.run("SELECT * FROM a")
+    assert shown == [["a", "b"], ["b", "c"]]

@@ -3,8 +3,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.errors import SqlError
-from millstream.sql_queries.sql_table import quote, quote_text
+from millstream.sql_queries.sql_table import quote_text
 from millstream.sql_queries.tokens import NamesInText, split_statements, to_text, tokenize
+from millstream.views.state_store.view_table import quote_identifier
 
 PIECES = st.sampled_from(
     [
@@ -45,7 +46,7 @@ def test_tokens_are_the_whole_text_or_an_error(text):
 
 @given(st.text(), st.text())
 def test_what_is_quoted_is_one_token_whatever_it_holds(text, name):
-    string, quoted = tokenize(f"{quote_text(text)} {quote(name)}")[::2]
+    string, quoted = tokenize(f"{quote_text(text)} {quote_identifier(name)}")[::2]
     assert (string.kind, string.text) == ("string", quote_text(text))
     assert (quoted.kind, quoted.name) == ("quoted", name)
 

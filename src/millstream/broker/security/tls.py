@@ -1,4 +1,4 @@
-"""TLS for a broker: its certificate, which may be replaced while the broker runs."""
+"""TLS for a server: its certificate, which may be replaced while the server runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Certificate:
         """Use the certificate that is in the files now for new connections.
 
         While the files are being replaced, or cannot be used, the last certificate remains in use. Must
-        be called where handshakes begin: in the event loop.
+        be called where handshakes begin, by nobody else meanwhile: in the event loop, or under a lock.
         """
         try:
             version = self._version()

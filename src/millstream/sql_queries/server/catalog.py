@@ -8,8 +8,11 @@ columns that clients name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
+
+import pyarrow as pa
 
 from millstream.sql_queries.server.pg_types import ARRAY_OF, pg_type
 from millstream.sql_queries.server.session_commands import SERVER_VERSION
@@ -393,6 +396,30 @@ CATALOG_NAMES = frozenset({name for group in (_VIEWS, _EMPTY, _FUNCTIONS) for na
 INFORMATION_NAMES = frozenset(name for name, _ in _INFORMATION)
 
 
+# The small tables that say what tables there are, with their columns in the order of the engine's.
+_RELATION = pa.schema(
+    [
+        ("oid", pa.int64()),
+        ("nsp", pa.int64()),
+        ("name", pa.string()),
+        ("kind", pa.string()),
+        ("natts", pa.int32()),
+        ("has_key", pa.bool_()),
+        ("key", pa.list_(pa.int32())),
+        ("key_names", pa.string()),
+    ]
+)
+_ATTRIBUTE = pa.schema(
+    [
+        ("rel", pa.int64()),
+        ("num", pa.int32()),
+        ("name", pa.string()),
+        ("typ", pa.int64()),
+        ("typmod", pa.int32()),
+    ]
+)
+
+
 def preparation(database: str) -> list[str]:
     """Return the statements that make the catalogs of a session, with no tables of an app yet."""
     types = [
@@ -424,8 +451,18 @@ def preparation(database: str) -> list[str]:
     ]
 
 
-def fill_catalog(engine: Any, tables: Iterable[SqlTable]) -> None:
+def fill_catalog(engine: Any, tables: tuple[SqlTable, ...]) -> None:
     """Make the catalogs of a session say which tables there are."""
+    for name, rows in _catalog_rows(tables).items():
+        engine.execute(f"DELETE FROM pgc.{name}")
+        engine.register("_catalog_rows", rows)
+        engine.execute(f"INSERT INTO pgc.{name} SELECT * FROM _catalog_rows")
+        engine.unregister("_catalog_rows")
+
+
+@lru_cache(maxsize=8)
+def _catalog_rows(tables: tuple[SqlTable, ...]) -> dict[str, pa.Table]:
+    """Return the rows of the small tables; all sessions over the same tables share them."""
     relations: list[tuple[Any, ...]] = []
     attributes: list[tuple[Any, ...]] = []
     for number, table in enumerate(tables):
@@ -436,23 +473,17 @@ def fill_catalog(engine: Any, tables: Iterable[SqlTable]) -> None:
         names = ", ".join(table.key)
         relations.append((oid, namespace, table.name, "r", len(numbers), bool(key), key, names))
         if key:
-            index: tuple[Any, ...] = (
-                oid + _INDEX_OIDS,
-                namespace,
-                f"{table.name}_pkey",
-                "i",
-                len(key),
-                False,
-                [],
-                "",
-            )
-            relations.append(index)
+            index = oid + _INDEX_OIDS
+            relations.append((index, namespace, f"{table.name}_pkey", "i", len(key), False, [], ""))
         for name, kind in table.columns:
             found = pg_type(kind)
             attributes.append((oid, numbers[name], name, found.oid, found.modifier))
-    engine.execute("DELETE FROM pgc._relation")
-    engine.execute("DELETE FROM pgc._attribute")
-    if relations:
-        engine.executemany("INSERT INTO pgc._relation VALUES (?, ?, ?, ?, ?, ?, ?, ?)", relations)
-    if attributes:
-        engine.executemany("INSERT INTO pgc._attribute VALUES (?, ?, ?, ?, ?)", attributes)
+    return {
+        "_relation": _to_arrow(relations, _RELATION),
+        "_attribute": _to_arrow(attributes, _ATTRIBUTE),
+    }
+
+
+def _to_arrow(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
+    columns = zip(*rows, strict=True) if rows else [()] * len(schema)
+    return pa.table([list(values) for values in columns], schema=schema)

@@ -130,7 +130,7 @@ class StatementLoop:
             handle(body)
         except MillstreamError as error:
             self._fail(error)
-        except (OSError, struct.error):
+        except OSError:
             raise
         except Exception as error:  # noqa: BLE001 - a defect of ours must not end what others do
             _log.exception("a statement failed in an unforeseen way")
@@ -290,7 +290,9 @@ class StatementLoop:
 
     def _ask(self, portal: Portal) -> None:
         text, wanted = self._to_engine(portal.statement, portal.literals)
-        portal.rows = self.session.run(text, self.settings.at_least or None, wanted)
+        portal.rows = self.session.run(
+            text, self.settings.at_least or None, wanted, self.settings.timeout_s
+        )
         portal.types = [pg_type(kind) for kind in portal.rows.types]
         self._tell(portal.rows.snapshot)
 
@@ -320,6 +322,7 @@ class StatementLoop:
             "rollback": self._end,
             "savepoint": self._savepoint,
             "set": lambda _, said: self.settings.set(said.name, said.value),
+            "set local": self._set_local,
             "show": self._show,
             "declare": self._declare,
             "fetch": self._fetch,
@@ -336,6 +339,7 @@ class StatementLoop:
     def _end(self, portal: Portal, command: SessionCommand) -> None:
         portal.tag = "ROLLBACK" if self._status == b"E" else command.tag
         self._status = b"I"
+        self.settings.end_transaction()
         self._portals = {
             name: one for name, one in self._portals.items() if one.holds or one is portal
         }
@@ -343,6 +347,13 @@ class StatementLoop:
     def _savepoint(self, _portal: Portal, command: SessionCommand) -> None:
         if self._status == b"I":
             raise SqlError(f"{command.tag} is for transactions. Say BEGIN first.", sqlstate="25P01")
+
+    def _set_local(self, _portal: Portal, command: SessionCommand) -> None:
+        if self._status == b"I":
+            said = "SET LOCAL is for transactions, and nothing was set. Say BEGIN first, or SET."
+            self.wire.write(b"N", error_fields(said, "25P01", "WARNING"))
+            return
+        self.settings.set_local(command.name, command.value)
 
     def _show(self, portal: Portal, command: SessionCommand) -> None:
         value = self.settings.get(command.name)

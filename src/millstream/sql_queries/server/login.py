@@ -5,10 +5,12 @@ from __future__ import annotations
 import socket
 import ssl
 import struct
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from millstream.broker.security.tls import Certificate
 from millstream.errors import SqlError
 from millstream.sql_queries.server.messages import (
     CANCEL_REQUEST,
@@ -34,7 +36,23 @@ class LoginRules:
 
     database: str
     verifier: ScramVerifier | None
-    tls: ssl.SSLContext | None
+    certificate: Certificate | None
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def encrypt(self, connection: socket.socket) -> ssl.SSLSocket:
+        """Return a connection encrypted, with the certificate that is in the files now."""
+        assert self.certificate is not None, "there is one"
+        with self._lock:  # of the context, which other connections take theirs from
+            self.certificate.refresh()
+            encrypted = self.certificate.context.wrap_socket(
+                connection, server_side=True, do_handshake_on_connect=False
+            )
+        try:
+            encrypted.do_handshake()
+        except BaseException:
+            encrypted.close()
+            raise
+        return encrypted
 
 
 def log_in(
@@ -75,10 +93,10 @@ def _startup(wire: Wire, rules: LoginRules) -> tuple[int, bytes]:
     """Answer what the client asks about encryption, and return its first message after that."""
     for _ in range(_NEGOTIATIONS_MAX):
         code, body = wire.read_startup()
-        if code == SSL_REQUEST and rules.tls is not None and not _is_encrypted(wire):
+        if code == SSL_REQUEST and rules.certificate is not None and not _is_encrypted(wire):
             wire.connection.sendall(b"S")
             wire.limit_time()
-            wire.connection = rules.tls.wrap_socket(wire.connection, server_side=True)
+            wire.connection = rules.encrypt(wire.connection)
         elif code in (SSL_REQUEST, GSS_REQUEST):
             wire.connection.sendall(b"N")
         else:
@@ -101,7 +119,7 @@ def _checked_startup(wire: Wire, code: int, body: bytes, rules: LoginRules) -> d
     if code != PROTOCOL or options:
         named = b"".join(map(zero_ended, options))
         wire.write(b"v", struct.pack("!ii", PROTOCOL, len(options)) + named)
-    if rules.tls is not None and not _is_encrypted(wire):
+    if rules.certificate is not None and not _is_encrypted(wire):
         raise SqlError(
             "This server takes encrypted connections only. Connect with sslmode=require or better.",
             sqlstate="28000",

@@ -67,6 +67,7 @@ _BINARY: Mapping[int, tuple[str, Callable[[tuple[int | float, ...]], str]]] = {
     FLOAT8: ("!d", lambda found: repr(found[0])),
 }
 _DECIMAL_DIGITS_MAX = 38
+_INT32_MAX, _INT64_MAX = (1 << 31) - 1, (1 << 63) - 1
 _YEAR_2000 = "2000-01-01"
 _SPACE = SqlToken("space", " ")
 
@@ -229,8 +230,18 @@ def _binary_interval(value: bytes) -> str:
     return f"(to_months({months}) + to_days({days}) + to_microseconds({us}))"
 
 
-def _since_1970_us(value: bytes) -> int:
-    return int(struct.unpack("!q", value)[0]) + 946_684_800_000_000
+def _binary_timestamp(value: bytes, kind: str) -> str:
+    (us,) = struct.unpack("!q", value)
+    if us in (_INT64_MAX, -_INT64_MAX - 1):
+        return f"{kind} '{'' if us > 0 else '-'}infinity'"
+    return f"make_timestamp({us + 946_684_800_000_000})::{kind}"
+
+
+def _binary_date(value: bytes) -> str:
+    (days,) = struct.unpack("!i", value)
+    if days in (_INT32_MAX, -_INT32_MAX - 1):
+        return f"DATE '{'' if days > 0 else '-'}infinity'"
+    return f"(DATE '{_YEAR_2000}' + CAST({days} AS INTEGER))"
 
 
 def _binary_array(reader: MessageBody, item: int) -> str:
@@ -268,9 +279,9 @@ _BINARY_FORMS: Mapping[int, Callable[[bytes], str]] = {
     BYTEA: lambda value: f"from_hex({quote_text(value.hex())})",
     UUID: lambda value: f"CAST({quote_text(value.hex())} AS UUID)",
     NUMERIC: lambda value: _numeric_literal(_binary_numeric(MessageBody(value))),
-    TIMESTAMP: lambda value: f"make_timestamp({_since_1970_us(value)})",
-    TIMESTAMPTZ: lambda value: f"make_timestamp({_since_1970_us(value)})::TIMESTAMPTZ",
-    DATE: lambda value: f"(DATE '{_YEAR_2000}' + CAST({struct.unpack('!i', value)[0]} AS INTEGER))",
+    TIMESTAMP: lambda value: _binary_timestamp(value, "TIMESTAMP"),
+    TIMESTAMPTZ: lambda value: _binary_timestamp(value, "TIMESTAMPTZ"),
+    DATE: _binary_date,
     TIME: lambda value: f"(TIME '00:00:00' + to_microseconds({struct.unpack('!q', value)[0]}))",
     INTERVAL: _binary_interval,
 }

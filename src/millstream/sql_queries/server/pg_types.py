@@ -8,7 +8,7 @@ HUGEINT, UBIGINT, DECIMAL              numeric          sums of integers are HUG
 FLOAT, DOUBLE                          float4, float8   NaN and infinities as PostgreSQL writes them
 VARCHAR, ENUM                          text
 BLOB                                   bytea
-DATE, TIME, TIMESTAMP                  the same
+DATE, TIME, TIMESTAMP                  the same         infinities of dates and timestamps too
 TIMESTAMP WITH TIME ZONE               timestamptz      always written in UTC
 INTERVAL                               interval
 UUID, JSON                             the same
@@ -27,10 +27,14 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from millstream.errors import SqlError
 
 BOOL, BYTEA, INT8, INT2, INT4, TEXT, OID, JSON = 16, 17, 20, 21, 23, 25, 26, 114
 FLOAT4, FLOAT8, UNKNOWN, VARCHAR, DATE, TIME = 700, 701, 705, 1043, 1082, 1083
@@ -101,7 +105,10 @@ _SIZES = {
 _SIZES |= {TIMESTAMPTZ: 8, INTERVAL: 16, UUID: 16, NAME: 64}
 _DECIMAL = re.compile(r"DECIMAL\((\d+),\s*(\d+)\)")
 _UNIX_TO_2000_S = 946_684_800
+_US_OF = {"s": 1_000_000, "ms": 1000, "us": 1}
+# The engine's infinities are these numbers and their negatives, whatever the unit of a time.
 _INFINITE_US = (1 << 63) - 1
+_INFINITE_DAYS = (1 << 31) - 1
 
 Encoded = list[bytes | None]
 
@@ -138,13 +145,24 @@ def _is_nested(kind: str) -> bool:
 def encode(column: pa.ChunkedArray, kind: PgType, *, binary: bool) -> Encoded:
     """Return the values of a column, as text or in binary form."""
     if kind.item is not None:
-        lists = column.to_pylist()
-        write = _array_binary if binary else _array_text
-        return [None if one is None else write(one, kind.item) for one in lists]
+        return _arrays(column, kind.item, binary=binary)
     values = _plain(column, kind)
     table = _BINARY if binary else _TEXT
     encoder = table.get(kind.oid, _as_text)
     return [None if value is None else encoder(value) for value in values]
+
+
+def _arrays(column: pa.ChunkedArray, item: PgType, *, binary: bool) -> Encoded:
+    write = _array_binary if binary else _array_text
+    found: Encoded = []
+    for chunk in column.chunks:
+        elements = iter(encode(pa.chunked_array([chunk.flatten()]), item, binary=binary))
+        lengths = pc.list_value_length(chunk).to_pylist()
+        found += [
+            None if length is None else write(list(islice(elements, length)), item)
+            for length in lengths
+        ]
+    return found
 
 
 def _plain(column: pa.ChunkedArray, kind: PgType) -> Sequence[Any]:
@@ -152,10 +170,7 @@ def _plain(column: pa.ChunkedArray, kind: PgType) -> Sequence[Any]:
     of = column.type
     if pa.types.is_timestamp(of):
         numbers = column.cast(pa.int64()).to_pylist()
-        scale = {"s": 1_000_000, "ms": 1000, "us": 1}.get(of.unit)
-        if scale is None:
-            return [None if one is None else one // 1000 for one in numbers]
-        return [None if one is None else one * scale for one in numbers]
+        return [None if one is None else _to_us(one, of.unit) for one in numbers]
     if pa.types.is_date32(of):
         days: list[Any] = column.cast(pa.int32()).to_pylist()
         return days
@@ -166,6 +181,12 @@ def _plain(column: pa.ChunkedArray, kind: PgType) -> Sequence[Any]:
     if kind.oid == FLOAT4:
         return [None if one is None else np.float32(one) for one in values]
     return values
+
+
+def _to_us(number: int, unit: str) -> int:
+    if abs(number) >= _INFINITE_US:
+        return number
+    return number // 1000 if unit == "ns" else number * _US_OF[unit]
 
 
 # As text.
@@ -195,7 +216,7 @@ def _timestamptz_text(us: int) -> bytes:
 
 
 def _date_text(days: int) -> bytes:
-    if abs(days) >= (1 << 31) - 1:
+    if abs(days) >= _INFINITE_DAYS:
         return b"infinity" if days > 0 else b"-infinity"
     return _year_text(str(np.datetime64(days, "D")))
 
@@ -275,25 +296,8 @@ _TEXT: dict[int, Callable[[Any], bytes]] = {
 }
 
 
-def _element(value: Any, item: PgType) -> Any:
-    """Return an element of a list as the encoders take it."""
-    if isinstance(value, dt.datetime):
-        zoned = value if value.tzinfo else value.replace(tzinfo=dt.UTC)
-        return (zoned - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
-    if isinstance(value, dt.date):
-        return (value - dt.date(1970, 1, 1)).days
-    if isinstance(value, dt.time):
-        return (
-            (value.hour * 60 + value.minute) * 60 + value.second
-        ) * 1_000_000 + value.microsecond
-    return np.float32(value) if item.oid == FLOAT4 else value
-
-
-def _array_text(values: Sequence[Any], item: PgType) -> bytes:
-    encoder = _TEXT.get(item.oid, _as_text)
-    parts = [
-        b"NULL" if one is None else _quoted(encoder(_element(one, item)), item) for one in values
-    ]
+def _array_text(elements: Encoded, item: PgType) -> bytes:
+    parts = [b"NULL" if one is None else _quoted(one, item) for one in elements]
     return b"{" + b",".join(parts) + b"}"
 
 
@@ -324,7 +328,23 @@ def _numeric_binary(value: Any) -> bytes:
 
 
 def _timestamp_binary(us: int) -> bytes:
-    return struct.pack("!q", us if abs(us) >= _INFINITE_US else us - _UNIX_TO_2000_S * 1_000_000)
+    return _time_binary("!q", us, _UNIX_TO_2000_S * 1_000_000, _INFINITE_US)
+
+
+def _date_binary(days: int) -> bytes:
+    return _time_binary("!i", days, _UNIX_TO_2000_S // 86_400, _INFINITE_DAYS)
+
+
+def _time_binary(layout: str, number: int, year_2000: int, infinite: int) -> bytes:
+    """Return a time as PostgreSQL has it: since 2000, with the largest and the smallest number for the infinities."""
+    if abs(number) >= infinite:
+        return struct.pack(layout, infinite if number > 0 else -infinite - 1)
+    if number - year_2000 <= -infinite - 1:
+        raise SqlError(
+            "A date or time is before those that the binary form has. Ask for its text: column::VARCHAR.",
+            sqlstate="22008",
+        )
+    return struct.pack(layout, number - year_2000)
 
 
 def _interval_binary(value: Any) -> bytes:
@@ -343,22 +363,20 @@ _BINARY: dict[int, Callable[[Any], bytes]] = {
     NUMERIC: _numeric_binary,
     TIMESTAMP: _timestamp_binary,
     TIMESTAMPTZ: _timestamp_binary,
-    DATE: lambda days: struct.pack("!i", days - _UNIX_TO_2000_S // 86_400),
+    DATE: _date_binary,
     TIME: struct.Struct("!q").pack,
     INTERVAL: _interval_binary,
     UUID: lambda value: bytes.fromhex(str(value).replace("-", "")),
 }
 
 
-def _array_binary(values: Sequence[Any], item: PgType) -> bytes:
-    encoder = _BINARY.get(item.oid, _as_text)
-    dimensions = (len(values), 1) if values else ()
-    head = struct.pack("!iiI", 1 if values else 0, int(None in values), item.oid)
+def _array_binary(elements: Encoded, item: PgType) -> bytes:
+    dimensions = (len(elements), 1) if elements else ()
+    head = struct.pack("!iiI", 1 if elements else 0, int(None in elements), item.oid)
     parts = [head, struct.pack(f"!{len(dimensions)}i", *dimensions)]
-    for one in values:
+    for one in elements:
         if one is None:
             parts.append(b"\xff\xff\xff\xff")
         else:
-            encoded = encoder(_element(one, item))
-            parts += (struct.pack("!i", len(encoded)), encoded)
+            parts += (struct.pack("!i", len(one)), one)
     return b"".join(parts)

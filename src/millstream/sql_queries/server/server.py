@@ -12,7 +12,6 @@ import logging
 import os
 import secrets
 import socket
-import ssl
 import struct
 import threading
 from collections.abc import Iterator, Mapping
@@ -21,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from millstream.broker.security.tls import Certificate
 from millstream.errors import ConfigError, SqlError
 from millstream.listen_address import bind, is_loopback, parse_listen_address
 from millstream.sql_queries.app_tables import AppTables, SqlScope
@@ -70,7 +70,7 @@ def serve_sql(
     *,
     limits: SqlLimits = SqlLimits(),  # noqa: B008 - it cannot be changed
     password: str | None = None,
-    tls: ssl.SSLContext | None = None,
+    certificate: Certificate | None = None,
     connections_max: int = CONNECTIONS_MAX,
 ) -> Iterator[SqlServerAddress]:
     """Speak PostgreSQL's protocol until the block ends.
@@ -91,7 +91,7 @@ def serve_sql(
     verifier = None if password is None else ScramVerifier.of(password)
     with closing(AppTables(scope)) as tables:
         server = _SqlServer(
-            listener, tables, limits, LoginRules(database, verifier, tls), connections_max
+            listener, tables, limits, LoginRules(database, verifier, certificate), connections_max
         )
         server.start()
         try:
@@ -124,26 +124,17 @@ def read_password(file: Path | None) -> str | None:
     return password
 
 
-def tls_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+def read_certificate(certificate: Path | None, key: Path | None) -> Certificate | None:
     """Return what connections are encrypted with; None without a certificate.
 
     Raises:
         ConfigError: certificate or key are missing, or cannot be used.
     """
-    if certificate is None and key is None:
-        return None
-    if certificate is None:
+    if certificate is not None:
+        return Certificate(certificate, key)
+    if key is not None:
         raise ConfigError(f"There is a key, {key}, and no certificate. Give it with --tls-cert.")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(certificate, key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"The certificate {certificate} and the key {key} cannot be used ({error}). Give both as PEM; the key without a "
-            "passphrase."
-        ) from error
-    return context
+    return None
 
 
 @dataclass

@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from millstream.errors import SqlError
+from millstream.errors import ConfigError, SqlError
 from millstream.sql_queries.tokens import SqlToken, to_text, without_spaces
+from millstream.views.position import checked_position
 
 AT_LEAST = "millstream.at_least"
+TIMEOUT = "statement_timeout"
 POSITION = "millstream.position"
 SERVER_VERSION = "15.0"
 
@@ -41,7 +43,7 @@ _SETTINGS: Mapping[str, str] = {
     "search_path": "views, topics",
     "max_identifier_length": "63",
     "max_index_keys": "32",
-    "statement_timeout": "0",
+    TIMEOUT: "0",
     "lc_collate": "C",
     "lc_ctype": "C",
     "bytea_output": "hex",
@@ -59,6 +61,8 @@ _FIXED = {
     "standard_conforming_strings": re.compile(r"on|true|default", re.IGNORECASE),
     "bytea_output": re.compile(r"hex|default", re.IGNORECASE),
 }
+_TIMEOUT = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|min|h|d|)")
+_UNIT_S = {"us": 1e-6, "ms": 1e-3, "": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 _NO_WORDS = frozenset({"SESSION", "LOCAL", "TO", "="})
 
 CommandKind = Literal[
@@ -67,6 +71,7 @@ CommandKind = Literal[
     "rollback",
     "savepoint",
     "set",
+    "set local",
     "show",
     "declare",
     "fetch",
@@ -81,8 +86,8 @@ CommandKind = Literal[
 class SessionCommand:
     """A command, its tag in the answer, and what it names.
 
-    Of ``set`` a setting and its ``value``; of ``declare`` a cursor and its statement in ``tokens``; of ``fetch`` a cursor and ``count``,
-    None for all.
+    Of ``set`` and ``set local`` a setting and its ``value``; of ``declare`` a cursor and its statement in ``tokens``; of ``fetch`` a
+    cursor and ``count``, None for all.
     """
 
     kind: CommandKind
@@ -171,7 +176,8 @@ def _set(kept: Sequence[SqlToken]) -> SessionCommand:
         return SessionCommand("nothing", "SET")
     name = _name(words)
     after = len(name.split(".")) * 2 - 1
-    return SessionCommand("set", "SET", name, to_text(map(_unquoted, words[after:])))
+    kind: CommandKind = "set local" if kept[1].text.upper() == "LOCAL" else "set"
+    return SessionCommand(kind, "SET", name, to_text(map(_unquoted, words[after:])))
 
 
 def _show(kept: Sequence[SqlToken]) -> SessionCommand | None:
@@ -240,6 +246,7 @@ class SessionSettings:
 
     def __init__(self) -> None:
         self._values = dict(_SETTINGS)
+        self._outside: dict[str, str] = {}  # what a transaction has set for itself, as it was
 
     def set(self, name: str, value: str) -> None:
         """Set one; "" resets all.
@@ -249,7 +256,27 @@ class SessionSettings:
         """
         if not name:
             self._values = dict(_SETTINGS)
+            self._outside.clear()
             return
+        self._set(name, value)
+        self._outside.pop(name, None)
+
+    def set_local(self, name: str, value: str) -> None:
+        """Set one until :meth:`end_transaction`.
+
+        Raises:
+            SqlError: it cannot have that value.
+        """
+        before = self._values.get(name, "")
+        self._set(name, value)
+        self._outside.setdefault(name, before)
+
+    def end_transaction(self) -> None:
+        """Put back what was set for one transaction."""
+        self._values |= self._outside
+        self._outside.clear()
+
+    def _set(self, name: str, value: str) -> None:
         allowed = _FIXED.get(name)
         if allowed is not None and not allowed.fullmatch(value):
             raise SqlError(
@@ -259,6 +286,8 @@ class SessionSettings:
             )
         if name == AT_LEAST and value.lower() not in ("default", ""):
             parse_position(value)
+        if name == TIMEOUT and value.lower() != "default":
+            _parse_timeout(value)
         if allowed is None:
             self._values[name] = _SETTINGS.get(name, "") if value.lower() == "default" else value
 
@@ -277,24 +306,45 @@ class SessionSettings:
         return self._values[name]
 
     @property
-    def at_least(self) -> dict[str, Any]:
+    def at_least(self) -> Mapping[str, Any]:
         """The position that statements must reflect."""
         return parse_position(self._values[AT_LEAST] or "{}")
 
+    @property
+    def timeout_s(self) -> float | None:
+        """How long a statement may take; None: as long as the server lets it."""
+        return _parse_timeout(self._values[TIMEOUT]) or None
 
-def parse_position(text: str) -> dict[str, Any]:
+
+def parse_position(text: str) -> Mapping[str, Any]:
     """Return a position, topic → partition → offset, from JSON.
 
     Raises:
         SqlError: it is none.
     """
     try:
-        found = json.loads(text)
-    except ValueError:
+        found = checked_position(json.loads(text))
+    except (ValueError, ConfigError):
         found = None
-    if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
+    if found is None:
         raise SqlError(
             f'{AT_LEAST} is {text[:80]!r}. Give a position as JSON, such as {{"clicks": {{"0": 17}}}}.',
             sqlstate="22023",
         )
     return found
+
+
+def _parse_timeout(text: str) -> float:
+    """Return seconds, from milliseconds or a number with its unit.
+
+    Raises:
+        SqlError: it is neither.
+    """
+    found = _TIMEOUT.fullmatch(text.strip())
+    if found is None:
+        raise SqlError(
+            f"{TIMEOUT} is {text[:80]!r}. Give milliseconds, or a number with us, ms, s, min, h or d, such as '30s'; 0 "
+            "leaves it to the server.",
+            sqlstate="22023",
+        )
+    return float(found[1]) * _UNIT_S[found[2]]

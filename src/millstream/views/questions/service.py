@@ -47,7 +47,7 @@ from millstream.kernels.state_query import (
 )
 from millstream.object_store.place import DESCRIPTION, StatePlace
 from millstream.threads import Threads
-from millstream.views.position import is_reached
+from millstream.views.position import check_topics, checked_position, is_reached
 from millstream.views.questions.answer import Answer
 from millstream.views.questions.deadline import Deadline
 from millstream.views.questions.key_rows import GivenKeys, key_rows
@@ -375,7 +375,8 @@ class AnswerService:
                 continue
             if at_least is None or is_reached(state.position, at_least):
                 return known.targets, state
-            check_topics(at_least, known.targets.plan)
+            plan = known.targets.plan
+            check_topics(at_least, plan.app, {source.topic for source in plan.sources})
             runs = "" if active_runs(self.folder) else ", and it does not run here"
             deadline.check(
                 f"{self.app} is at {state.position}{runs}, and {dict(at_least)} was asked for"
@@ -513,39 +514,3 @@ def call_question(
 
 def _is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
-
-
-def checked_position(given: Mapping[str, Any] | None) -> dict[str, dict[str, int]] | None:
-    """Return a position that an answer must reflect, with partitions as texts, as positions have them.
-
-    Raises:
-        ConfigError: it is no position.
-    """
-    if given is None:
-        return None
-    found: dict[str, dict[str, int]] = {}
-    for topic, offsets in given.items() if isinstance(given, Mapping) else [("", given)]:
-        partitions = offsets.items() if isinstance(offsets, Mapping) else [("", offsets)]
-        found[topic] = {str(partition): offset for partition, offset in partitions}
-        for partition, offset in found[topic].items():
-            if not partition.isdecimal() or isinstance(offset, bool) or not isinstance(offset, int):
-                raise ConfigError(
-                    f"The position at_least is {given!r}. Give topic → partition → offset of the next record, such as "
-                    '{"clicks": {"0": 17}}.'
-                )
-    return found
-
-
-def check_topics(at_least: Mapping[str, Any], plan: JobPlan) -> None:
-    """Make sure that the topics of a position are read, so that it can be reached.
-
-    Raises:
-        ConfigError: one is not.
-    """
-    read = sorted({source.topic for source in plan.sources})
-    unknown = [topic for topic in at_least if topic not in read]
-    if unknown:
-        raise ConfigError(
-            f"The position at_least has the topic {unknown[0]!r}, which {plan.app} does not read. It reads "
-            f"{', '.join(map(repr, read))}. Correct it.{did_you_mean(unknown[0], read)}"
-        )

@@ -3,6 +3,7 @@
 import base64
 import json
 import shutil
+import struct
 import subprocess
 import threading
 import time
@@ -26,7 +27,7 @@ from tests.sql_model import (
 
 from millstream.errors import ConfigError, EnvironmentProblem
 from millstream.sql_queries.query import scope_of
-from millstream.sql_queries.server.server import read_password, serve_sql, tls_context
+from millstream.sql_queries.server.server import read_certificate, read_password, serve_sql
 from millstream.sql_queries.session import SqlLimits
 from millstream.testing.maven import JavaProgram
 
@@ -112,6 +113,85 @@ def test_values_whose_type_is_open_are_what_they_are_compared_with(connection):
     assert one(
         connection, "SELECT count(*) FROM kinds WHERE text = %s", "'; DROP VIEW kinds --"
     ) == (0,)
+
+
+INFINITE = [
+    ("DATE", "!i", 2**31 - 1),
+    ("TIMESTAMP", "!q", 2**63 - 1),
+    ("TIMESTAMP_NS", "!q", 2**63 - 1),
+    ("TIMESTAMP_S", "!q", 2**63 - 1),
+    ("TIMESTAMPTZ", "!q", 2**63 - 1),
+]
+
+
+@pytest.mark.parametrize(("kind", "layout", "largest"), INFINITE)
+def test_infinite_times_are_as_postgresql_has_them(server, kind, layout, largest):
+    select = (
+        f"SELECT x, -y, [x, NULL, z] FROM (SELECT 'infinity'::{kind} x, 1 y, '-infinity'::{kind} z)"
+    )
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        found = connection.pgconn.exec_params(select.encode(), None, result_format=1)
+        assert found.error_message == b""
+        assert found.get_value(0, 0) == struct.pack(layout, largest)
+        size = struct.calcsize(layout)
+        first, last = (
+            struct.pack(f"!i{layout[1]}", size, value) for value in (largest, -largest - 1)
+        )
+        assert found.get_value(0, 2)[20:] == first + b"\xff\xff\xff\xff" + last
+        text = connection.pgconn.exec_params(select.encode(), None)
+        assert text.get_value(0, 0) == b"infinity"
+        assert text.get_value(0, 2) == b'{"infinity",NULL,"-infinity"}'
+        alone = f"SELECT '-infinity'::{kind}".encode()
+        found = connection.pgconn.exec_params(alone, None, result_format=1)
+        assert found.get_value(0, 0) == struct.pack(layout, -largest - 1)
+
+
+@pytest.mark.parametrize(
+    ("oid", "layout", "largest"),
+    [(1082, "!i", 2**31 - 1), (1114, "!q", 2**63 - 1), (1184, "!q", 2**63 - 1)],
+)
+def test_infinite_times_are_taken_in_binary_form(connection, oid, layout, largest):
+    for value, text in ((largest, b"infinity"), (-largest - 1, b"-infinity")):
+        given = [struct.pack(layout, value)]
+        found = connection.pgconn.exec_params(b"SELECT $1", given, [oid], [1])
+        assert found.get_value(0, 0) == text
+
+
+def test_dates_before_those_of_the_binary_form_are_refused_and_the_connection_goes_on(connection):
+    earliest = "SELECT '5877642-06-26 (BC)'::DATE"
+    with pytest.raises(psycopg.errors.DatetimeFieldOverflow, match="VARCHAR"):
+        connection.execute(earliest, binary=True)
+    found = connection.pgconn.exec_params(earliest.encode(), None)
+    assert found.get_value(0, 0) == b"5877642-06-26 BC"
+
+
+def test_a_timeout_of_statements_is_kept(server):
+    endless = (
+        "SELECT count(*) FROM range(10000000) a, range(10000000) b WHERE a.range * b.range = -1"
+    )
+    with psycopg.connect(server.url) as connection:
+        connection.execute("SET LOCAL statement_timeout = '0.2s'")
+        with pytest.raises(psycopg.errors.QueryCanceled, match=r"0\.2 s"):
+            connection.execute(endless)
+        connection.rollback()
+        assert one(connection, "SHOW statement_timeout") == ("0",)
+        connection.execute("SET statement_timeout = 300")
+        connection.commit()
+        with pytest.raises(psycopg.errors.QueryCanceled, match=r"0\.3 s"):
+            connection.execute(endless)
+        connection.rollback()
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="'soon'"):
+            connection.execute("SET statement_timeout = soon")
+        connection.rollback()
+        connection.execute("RESET statement_timeout")
+        assert one(connection, "SHOW statement_timeout") == ("0",)
+
+
+def test_a_position_that_is_none_cannot_be_set(connection):
+    for wrong in ('{"clicks": {"0": "17"}}', '{"clicks": 17}', "null", "[]", "17", "{"):
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="Give a position as JSON"):
+            connection.execute(f"SET millstream.at_least = '{wrong}'")
+    assert one(connection, "SELECT 1") == (1,)
 
 
 def test_the_position_of_the_last_statement_is_told(connection):
@@ -222,7 +302,7 @@ def test_with_a_certificate_connections_are_encrypted_or_refused(folder, tmp_pat
         "127.0.0.1:0",
         limits=LIMITS,
         password=PASSWORD,
-        tls=tls_context(certificate, key),
+        certificate=read_certificate(certificate, key),
     ) as serving:
         url = f"{serving.url}?sslmode=verify-full&sslrootcert={certificate}"
         url = url.replace("127.0.0.1", "localhost") + "&hostaddr=127.0.0.1"
@@ -237,7 +317,31 @@ def test_with_a_certificate_connections_are_encrypted_or_refused(folder, tmp_pat
     idle.close()
 
 
-def make_certificate(folder):
+def test_a_certificate_that_is_renewed_is_that_of_the_next_connection(folder, tmp_path):
+    certificate, key = make_certificate(tmp_path)
+    with serve_sql(
+        scope_of(None, folder),
+        "127.0.0.1:0",
+        limits=LIMITS,
+        password=PASSWORD,
+        certificate=read_certificate(certificate, key),
+    ) as serving:
+        url = f"{serving.url}?sslmode=verify-full&sslrootcert={certificate}"
+        url = url.replace("127.0.0.1", "localhost") + "&hostaddr=127.0.0.1"
+        psycopg.connect(url, password=PASSWORD).close()
+        make_certificate(tmp_path)  # clients trust this one alone now
+        psycopg.connect(url, password=PASSWORD).close()
+
+
+def test_a_key_that_is_encrypted_is_refused(tmp_path):
+    certificate, key = make_certificate(tmp_path, passphrase=b"a passphrase")
+    with pytest.raises(ConfigError, match="The key is encrypted"):
+        read_certificate(certificate, key)
+    with pytest.raises(ConfigError, match="no certificate"):
+        read_certificate(None, key)
+
+
+def make_certificate(folder, passphrase=None):
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -262,7 +366,9 @@ def make_certificate(folder):
         key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
+            serialization.NoEncryption()
+            if passphrase is None
+            else serialization.BestAvailableEncryption(passphrase),
         )
     )
     return certificate, private

@@ -11,7 +11,6 @@ import ssl
 from collections import deque
 from typing import Self
 
-from millstream.broker.protocol.error_codes import ErrorCode
 from millstream.broker.protocol.messages import API_VERSIONS, REQUEST_HEADER
 from millstream.broker.protocol.messages_security import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from millstream.broker.protocol.schema import Api
@@ -226,11 +225,3 @@ def _skip_tags(source: ByteReader) -> None:
     for _ in range(source.uvarint()):
         source.uvarint()
         source.take(source.uvarint())
-
-
-def error_name(code: int) -> str:
-    """Return the protocol's name of an error, or its number."""
-    try:
-        return ErrorCode(code).name
-    except ValueError:
-        return f"error {code}"
