@@ -15,7 +15,7 @@ from metrics_text import figures
 import millstream as ms
 from millstream.views.store_location import open_state_store
 
-NOTE = "import sys; open(sys.argv[1], 'ab').write(sys.stdin.buffer.read() + b'\\n')"
+NOTE = "import sys; open(sys.argv[1], 'ab').write(sys.stdin.buffer.read())"
 
 
 def ask(port, path):
