@@ -20,31 +20,14 @@ Source: Redis, "XREAD", "XINFO STREAM" (entries-added, since Redis 7).
 from __future__ import annotations
 
 import json
-import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from dataclasses import field as _field
 from typing import Any, Literal, TypeAlias, cast
-from urllib.parse import urlsplit
 
-import redis
-from redis.backoff import NoBackoff
-from redis.exceptions import (
-    AuthenticationError,
-    AuthorizationError,
-    BusyLoadingError,
-    MasterDownError,
-    RedisError,
-)
-from redis.exceptions import (
-    ConnectionError as RedisConnectionError,
-)
-from redis.exceptions import (
-    TimeoutError as RedisTimeoutError,
-)
-from redis.retry import Retry
+from redis.exceptions import RedisError
 
 from millstream.connectors.batch_rows import BatchRows
 from millstream.connectors.connector import (
@@ -55,12 +38,12 @@ from millstream.connectors.connector import (
     SourceBatch,
 )
 from millstream.connectors.record_fields import RecordFields
-from millstream.errors import ConfigError, ConflictError, RetriableError
+from millstream.connectors.source_password import PASSWORD_VARIABLE, source_password
+from millstream.errors import ConfigError, ConflictError
+from millstream.redis_client import open_redis, shown_redis_address, translated_redis_errors
 
 Lost = Literal["stop", "skip"]
 _EntryId: TypeAlias = tuple[int, int]
-PASSWORD_VARIABLE = "MILLSTREAM_SOURCE_PASSWORD"  # noqa: S105 - its name
-_SOCKET_S = 30.0
 _LAST_MS = 253_402_300_799_999  # of the year 9999
 _ENTRIES = 5_000  # read at once, of each stream
 _ENTRIES_FIRST = 100  # as long as it is not known how large they are: Redis bounds an answer only by their number
@@ -84,8 +67,7 @@ class RedisStreamSource:
     @property
     def origin(self) -> str:
         """The address, without its password."""
-        parts = urlsplit(self.url)
-        return f"{parts.scheme}://{parts.hostname}:{parts.port or 6379}{parts.path}"
+        return shown_redis_address(self.url)
 
     def open(self, positions: Mapping[str, Position]) -> RedisStreamReader:
         """Return what reads on; see :class:`~millstream.connectors.connector.SourceConnector`."""
@@ -127,17 +109,8 @@ class RedisStreamReader:
                 raise ConflictError(
                     f"the position of {name!r} is {position!r}, which is none in a stream of Redis. Give the source another name."
                 ) from error
-        password = os.environ.get(PASSWORD_VARIABLE)
-        given = {"password": password} if password and not urlsplit(source.url).password else {}
         with self._translated():
-            self._client = redis.Redis.from_url(
-                source.url,
-                socket_timeout=_SOCKET_S,
-                socket_connect_timeout=_SOCKET_S,
-                retry=Retry(NoBackoff(), 0),
-                **given,
-            )
-            self._client.ping()
+            self._client = open_redis(source.url, source_password(source.url))
 
     def read(self, wait_s: float) -> SourceBatch | None:
         """Return the next entries of all streams, stream by stream; see the protocol."""
@@ -283,29 +256,13 @@ class RedisStreamReader:
         decoded = json.loads(found)
         return found, decoded if isinstance(decoded, dict) else {}
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        shown = self._source.origin
-        try:
-            yield
-        except (
-            AuthenticationError,
-            AuthorizationError,
-        ) as error:  # which redis takes for a lost connection
-            raise ConfigError(
-                f"{shown} refuses the source: {error}. Give the user in the URL, and the password in {PASSWORD_VARIABLE}."
-            ) from None
-        except (
-            RedisConnectionError,
-            RedisTimeoutError,
-            BusyLoadingError,
-            MasterDownError,
-        ) as error:
-            raise RetriableError(
-                f"{shown} does not respond as it should: {type(error).__name__}. It is tried again."
-            ) from None
-        except RedisError as error:
-            raise ConfigError(f"{shown} refused to be read: {error}. Correct that.") from None
+    def _translated(self) -> AbstractContextManager[None]:
+        return translated_redis_errors(
+            self._source.origin,
+            who="the source",
+            password_variable=PASSWORD_VARIABLE,
+            refused="refused to be read: {error}. Correct that.",
+        )
 
 
 def _parsed(text: str) -> _EntryId:
