@@ -31,10 +31,10 @@ class BatchRows:
     @property
     def is_full(self) -> bool:
         """Whether the batch is large enough."""
-        return self.count >= self.records_max or self.bytes >= BYTES_MAX
+        return self.count >= self.records_max or self.value_bytes >= BYTES_MAX
 
     @property
-    def bytes(self) -> int:
+    def value_bytes(self) -> int:
         """How many bytes they have in their values."""
         return self._bytes
 

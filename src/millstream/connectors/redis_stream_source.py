@@ -152,7 +152,7 @@ class RedisStreamReader:
 
     def _read_stream(self, name: str, stream: _Stream, rows: BatchRows) -> int:
         """Add the next entries of a stream until the batch is full; return how many."""
-        room = max(1, (BYTES_MAX - rows.bytes) // max(1, stream.entry_bytes))
+        room = max(1, (BYTES_MAX - rows.value_bytes) // max(1, stream.entry_bytes))
         wanted = min(self._source.entries, self._source.records_max - rows.count, room)
         info, entries = self._look(name, stream, wanted)
         if info is None:

@@ -72,5 +72,5 @@ class _MetricsRequest(PlainRequest):
         name = given.rpartition(":")[0] if given.rpartition("]")[2] else given
         return self.server.names is None or (name or given) in self.server.names
 
-    def _send(self, status: HTTPStatus, text: str, content_type: str = _TEXT) -> None:
-        self.send(status, text.encode(), content_type)
+    def _send(self, status: HTTPStatus, content: bytes | str, kind: str = _TEXT) -> None:
+        self.send(status, content.encode() if isinstance(content, str) else content, kind)
