@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -15,11 +13,9 @@ from millstream.capture.apply.run import Apply, ApplyStatus
 from millstream.capture.apply.run import apply as apply_of
 from millstream.capture.last_status import LastStatus
 from millstream.cli.captured_options import log_option, tables_option
-from millstream.cli.metrics_option import metrics_option, serving_metrics
-from millstream.cli.signals import wait_for_stop_signal
+from millstream.cli.metrics_option import metrics_option
+from millstream.cli.status_line import SHOW_S, StatusLine, stopped_by_signal
 from millstream.metrics.exposition import Exposition
-
-_SHOW_S = 1.0
 
 
 @click.command()
@@ -65,55 +61,35 @@ def _run(applying: Apply, until: Literal["stopped", "caught-up"], metrics: str |
     """Apply until the end or a signal, and show how far it is."""
     last: LastStatus[ApplyStatus] = LastStatus()
     exposition = Exposition({"apply": apply_figures(applying.name, last)}, [last.why_not_ready])
-    with serving_metrics(metrics, lambda: exposition), wait_for_stop_signal() as wait:
+    line = StatusLine(ApplyLine(time.monotonic))
 
-        def stop_at_signal() -> None:
-            wait()
-            applying.stop()
+    def show(status: ApplyStatus) -> None:
+        last.add(status)
+        line(status)
 
-        threading.Thread(target=stop_at_signal, daemon=True).start()
-        line = ApplyStatusLine(time.monotonic)
-
-        def show(status: ApplyStatus) -> None:
-            last.add(status)
-            line(status)
-
+    with stopped_by_signal(applying.stop, metrics, exposition):
         status = applying.run(until=until, on_status=show)
-    click.echo(f"{'' if not sys.stderr.isatty() else chr(10)}{line_of(status)}")
+    line.end(line_of(status))
 
 
-class ApplyStatusLine:
-    """Shows the status: on a terminal one line that changes, else a line where the state changes."""
+class ApplyLine:
+    """Says a status in a line; while there is much to apply also how fast it is since the first, and what that leaves."""
 
     def __init__(self, monotonic_s: Callable[[], float]) -> None:
         self._monotonic_s = monotonic_s
-        self._shown_s = -_SHOW_S
-        self._state = ""
         self._first: tuple[float, int] | None = None
 
-    def __call__(self, status: ApplyStatus) -> None:
+    def __call__(self, status: ApplyStatus) -> str:
         now = self._monotonic_s()
         if self._first is None:
             self._first = (now, status.changes)
-        if status.state == self._state and now - self._shown_s < _SHOW_S:
-            return
-        line = line_of(status) + self._remaining(status, now)
-        if sys.stderr.isatty():
-            click.echo(f"\r\x1b[K{line}", err=True, nl=False)
-        elif status.state != self._state:
-            click.echo(line, err=True)
-        self._shown_s, self._state = now, status.state
-
-    def _remaining(self, status: ApplyStatus, now: float) -> str:
-        """Say how fast it is, and what that leaves, while there is much to apply."""
-        assert self._first is not None
         begun_s, changes = self._first
         seconds = now - begun_s
-        if status.state != "applying" or seconds < _SHOW_S or not 0 < status.done < 1:
-            return ""
+        if status.state != "applying" or seconds < SHOW_S or not 0 < status.done < 1:
+            return line_of(status)
         rate = (status.changes - changes) / seconds
         left_s = seconds * (1 - status.done) / status.done
-        return f", {rate:,.0f} changes/s, about {left_s:,.0f} s left"
+        return f"{line_of(status)}, {rate:,.0f} changes/s, about {left_s:,.0f} s left"
 
 
 def line_of(status: ApplyStatus) -> str:

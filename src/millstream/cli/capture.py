@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from typing import Literal
 
@@ -16,8 +15,8 @@ from millstream.capture.run import capture as capture_of
 from millstream.cli.byte_sizes import parse_bytes
 from millstream.cli.capture_display import CaptureDisplay, line_of
 from millstream.cli.captured_options import tables_option
-from millstream.cli.metrics_option import metrics_option, serving_metrics
-from millstream.cli.signals import wait_for_stop_signal
+from millstream.cli.metrics_option import metrics_option
+from millstream.cli.status_line import stopped_by_signal
 from millstream.errors import ConfigError
 from millstream.metrics.exposition import Exposition
 
@@ -170,18 +169,14 @@ def _run(capturing: Capture, until: Literal["stopped", "caught-up"], metrics: st
     last: LastStatus[CaptureStatus] = LastStatus()
     figures = capture_figures(capturing.name, last, lambda: capturing.source_lag)
     exposition = Exposition({"capture": figures}, [last.why_not_ready])
-    with serving_metrics(metrics, lambda: exposition), wait_for_stop_signal() as wait:
+    with (
+        stopped_by_signal(capturing.stop, metrics, exposition),
+        CaptureDisplay(time.monotonic, sys.stderr) as display,
+    ):
 
-        def stop_at_signal() -> None:
-            wait()
-            capturing.stop()
+        def show(status: CaptureStatus) -> None:
+            last.add(status)
+            display(status)
 
-        threading.Thread(target=stop_at_signal, daemon=True).start()
-        with CaptureDisplay(time.monotonic, sys.stderr) as display:
-
-            def show(status: CaptureStatus) -> None:
-                last.add(status)
-                display(status)
-
-            status = capturing.run(until=until, on_status=show, on_alarm=display.alarm)
+        status = capturing.run(until=until, on_status=show, on_alarm=display.alarm)
     click.echo(line_of(status))

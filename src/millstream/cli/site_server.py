@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import mimetypes
 import socket
-import sys
-import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from millstream.errors import EnvironmentProblem
 from millstream.listen_address import bind, parse_listen_address
+from millstream.plain_http import PlainRequest, PlainServer
 
 LISTEN_DEFAULT = "127.0.0.1:8401"
 PACKED_SITE = Path(__file__).resolve().parents[1] / "site.zip"
-_TIMEOUT_S = 10.0  # for a client to send its request, and to read the response
-_BACKLOG = 16
+CONNECTIONS_MAX = 64  # a browser opens six for each page that it loads
 _SHOWN_AS_TEXT = (".md", ".py", ".toml", ".yaml")  # which browsers would save, or not know
 
 
@@ -46,43 +42,25 @@ def serve_site(packed: Path = PACKED_SITE, *, listen: str = LISTEN_DEFAULT) -> I
             f"This installation has no documentation: there is no {packed}. Released packages have it. In a "
             "checkout, build it with make docs."
         )
-    with zipfile.ZipFile(packed) as site, closing(bind(host, port, "site")) as listener:
-        listener.listen(_BACKLOG)
-        server = _SiteServer(listener, site)
-        thread = threading.Thread(target=server.serve_forever, name="millstream docs", daemon=True)
-        thread.start()
-        shown = f"[{host}]" if ":" in host else host
-        try:
-            yield f"http://{shown}:{listener.getsockname()[1]}/"
-        finally:
-            server.shutdown()
-            thread.join()
+    with (
+        zipfile.ZipFile(packed) as site,
+        closing(bind(host, port, "site")) as listener,
+        _SiteServer(listener, site).serving() as url,
+    ):
+        yield url
 
 
-class _SiteServer(ThreadingHTTPServer):
-    """Answers each request in a thread."""
-
-    daemon_threads = True
-
+class _SiteServer(PlainServer):
     def __init__(self, listener: socket.socket, site: zipfile.ZipFile) -> None:
-        super().__init__(listener.getsockname()[:2], _SiteRequest, bind_and_activate=False)
-        self.socket.close()
-        self.socket = listener
+        super().__init__(listener, _SiteRequest, connections_max=CONNECTIONS_MAX, what="docs")
         self.site = site
         self.names = frozenset(site.namelist())
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Show a defect, and nothing of a client that has gone away."""
-        if not isinstance(sys.exception(), OSError):
-            super().handle_error(request, client_address)
 
-
-class _SiteRequest(BaseHTTPRequestHandler):
+class _SiteRequest(PlainRequest):
     server: _SiteServer
-    timeout = _TIMEOUT_S
-    server_version, sys_version = "millstream", ""
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - the library's name
         name = unquote(urlsplit(self.path).path).removeprefix("/")
         if name == "" or name.endswith("/"):
             name += "index.html"
@@ -95,16 +73,7 @@ class _SiteRequest(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 - the library's name
 
     def _send(self, status: HTTPStatus, body: bytes, kind: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-cache")  # another version may be at this address next
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library's name
-        """Log no requests."""
+        self.send(status, body, kind, cache="no-cache")  # another version may be here next
 
 
 def content_type(name: str) -> str:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-import threading
-import time
-from collections.abc import Callable
 from typing import Literal
 
 import click
 
 from millstream.capture.last_status import LastStatus
-from millstream.cli.metrics_option import metrics_option, serving_metrics
-from millstream.cli.signals import wait_for_stop_signal
+from millstream.cli.metrics_option import metrics_option
+from millstream.cli.status_line import StatusLine, stopped_by_signal
 from millstream.connectors.metrics import source_figures
 from millstream.connectors.source import Source, SourceStatus
 from millstream.connectors.source import source as source_of
 from millstream.metrics.exposition import Exposition
-
-_SHOW_S = 1.0
 
 
 @click.command()
@@ -84,46 +78,16 @@ def _run(made: Source, until: Literal["stopped", "caught-up"], metrics: str | No
     """Read until the end or a signal, and show how far it is."""
     last: LastStatus[SourceStatus] = LastStatus()
     exposition = Exposition({"source": source_figures(made.name, last)}, [last.why_not_ready])
-    with serving_metrics(metrics, lambda: exposition), wait_for_stop_signal() as wait:
+    line = StatusLine(line_of)
 
-        def stop_at_signal() -> None:
-            wait()
-            made.stop()
+    def show(status: SourceStatus) -> None:
+        last.add(status)
+        line.alarm(status.alarm)
+        line(status)
 
-        threading.Thread(target=stop_at_signal, daemon=True).start()
-        line = SourceStatusLine(time.monotonic)
-
-        def show(status: SourceStatus) -> None:
-            last.add(status)
-            line(status)
-
+    with stopped_by_signal(made.stop, metrics, exposition):
         status = made.run(until=until, on_status=show)
-    click.echo(f"{'' if not sys.stderr.isatty() else chr(10)}{line_of(status)}")
-
-
-class SourceStatusLine:
-    """Shows the status: on a terminal one line that changes, else a line where the state changes; alarms on lines of their own."""
-
-    def __init__(self, monotonic_s: Callable[[], float]) -> None:
-        self._monotonic_s = monotonic_s
-        self._shown_s = -_SHOW_S
-        self._state = self._alarm = ""
-
-    def __call__(self, status: SourceStatus) -> None:
-        if status.alarm != self._alarm:
-            self._alarm = status.alarm
-            if status.alarm:
-                click.echo(
-                    f"{chr(10) if sys.stderr.isatty() else ''}ALARM: {status.alarm}", err=True
-                )
-        now = self._monotonic_s()
-        if status.state == self._state and now - self._shown_s < _SHOW_S:
-            return
-        if sys.stderr.isatty():
-            click.echo(f"\r\x1b[K{line_of(status)}", err=True, nl=False)
-        elif status.state != self._state:
-            click.echo(line_of(status), err=True)
-        self._shown_s, self._state = now, status.state
+    line.end(line_of(status))
 
 
 def line_of(status: SourceStatus) -> str:

@@ -31,7 +31,12 @@ class BatchRows:
     @property
     def is_full(self) -> bool:
         """Whether the batch is large enough."""
-        return self.count >= self.records_max or self._bytes >= BYTES_MAX
+        return self.count >= self.records_max or self.value_bytes >= BYTES_MAX
+
+    @property
+    def value_bytes(self) -> int:
+        """How many bytes they have in their values."""
+        return self._bytes
 
     @property
     def count(self) -> int:

@@ -18,6 +18,7 @@ from millstream.connectors.batch_rows import BatchRows
 from millstream.connectors.connector import Guarantee, Position, SourceBatch
 from millstream.connectors.record_fields import RecordFields
 from millstream.errors import ConfigError, ConflictError, UserCodeError
+from millstream.log.clocks import wall_clock_ms
 
 GeneratedEvent: TypeAlias = Mapping[str, Any]
 EventMaker: TypeAlias = Callable[[int, random.Random], GeneratedEvent]
@@ -66,7 +67,7 @@ class GeneratedReader:
         self._first, self._begun_s = number, source.monotonic_s()
 
     def read(self, wait_s: float) -> SourceBatch | None:
-        """Return the events that are due; see the protocol. What fell due while the source was stopped is made now."""
+        """Return the events that are due; see the protocol. The rate counts from where the reader began."""
         source = self._source
         if source.count is not None and self._next >= source.count:
             return None
@@ -204,4 +205,4 @@ def _schema_events(
                 f"the field {name!r} is {kind!r:.100}. Give int, float, bool, str, datetime, a range, or a list of values to "
                 "choose from."
             )
-    return SchemaEvents(schema, start_ms, rate, lambda: system_time.time_ns() // 1_000_000)
+    return SchemaEvents(schema, start_ms, rate, wall_clock_ms)

@@ -20,7 +20,6 @@ Source: MQTT 5.0, 4.1 (session state), 4.3 (quality of service), 3.8.3.1 (retain
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -34,10 +33,16 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from millstream.connectors.connector import RECORDS_MAX, Guarantee, Position, SourceBatch
+from millstream.connectors.connector import (
+    BYTES_MAX,
+    RECORDS_MAX,
+    Guarantee,
+    Position,
+    SourceBatch,
+)
+from millstream.connectors.source_password import source_password
 from millstream.errors import ConfigError, RetriableError
 
-PASSWORD_VARIABLE = "MILLSTREAM_SOURCE_PASSWORD"  # noqa: S105 - its name
 _ANSWER_S = 30.0
 _KEEP_ALIVE_S = 60
 _IN_FLIGHT_MAX = 10_000  # messages that we let the broker send before they are acknowledged
@@ -85,13 +90,14 @@ class MqttReader:
         self._said = (positions.get(source.client) or {}).get("topics")
         self._began = self._said is not None
         self._messages: list[paho.MQTTMessage] = []
+        self._bytes = 0  # of these
         self._connected: Any = None
         self._subscribed: Any = None
         self._lost = ""
         self._client = client = paho.Client(
             CallbackAPIVersion.VERSION2, source.client, protocol=paho.MQTTv5, manual_ack=True
         )
-        client.on_message = lambda _client, _data, message: self._messages.append(message)
+        client.on_message = self._on_message
         client.on_connect = self._on_connect
         client.on_subscribe = self._on_subscribe
         client.on_disconnect = self._on_disconnect
@@ -110,17 +116,30 @@ class MqttReader:
             if left_s <= 0 and not self._messages:
                 return self._first_batch()
         count = 0
-        while count != len(self._messages) and len(self._messages) < self._source.records_max:
+        while count != len(self._messages) and not self._is_full:
             count = len(self._messages)
             self._loop(0)
         batch = self._first_batch() or SourceBatch()
-        taken = self._messages[: self._source.records_max]
-        self._messages = self._messages[len(taken) :]
+        taken = self._take()
         batch.values = [bytes(message.payload) for message in taken]
         batch.keys = [message.topic.encode() for message in taken]
         batch.headers = [[("mqtt-topic", message.topic.encode())] for message in taken]
         batch.tag = [(message.mid, message.qos) for message in taken]
         return batch
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._messages) >= self._source.records_max or self._bytes >= BYTES_MAX
+
+    def _take(self) -> list[paho.MQTTMessage]:
+        """Return the messages of a batch; those that are left begin the next one."""
+        count = size = 0
+        while count < min(len(self._messages), self._source.records_max) and size < BYTES_MAX:
+            size += len(self._messages[count].payload)
+            count += 1
+        taken, self._messages = self._messages[:count], self._messages[count:]
+        self._bytes -= size
+        return taken
 
     def stored(self, batch: SourceBatch) -> None:
         """Acknowledge the messages of a batch."""
@@ -137,11 +156,8 @@ class MqttReader:
 
     def _connect(self) -> None:
         parts = urlsplit(self._source.url)
-        password = os.environ.get(PASSWORD_VARIABLE) or (
-            unquote(parts.password) if parts.password else None
-        )
         if parts.username:
-            self._client.username_pw_set(unquote(parts.username), password)
+            self._client.username_pw_set(unquote(parts.username), source_password(self._source.url))
         if parts.scheme == "mqtts":
             self._client.tls_set()
         asked: Any = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
@@ -220,6 +236,10 @@ class MqttReader:
         self, _client: object, _data: object, flags: Any, reason: Any, _properties: object
     ) -> None:
         self._connected = (flags, reason)
+
+    def _on_message(self, _client: object, _data: object, message: paho.MQTTMessage) -> None:
+        self._messages.append(message)
+        self._bytes += len(message.payload)
 
     def _on_subscribe(
         self, _client: object, _data: object, _mid: int, granted: Any, _properties: object

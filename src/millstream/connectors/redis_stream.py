@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Literal, get_args
-from urllib.parse import urlsplit
 
 from millstream.choices import choose
 from millstream.connectors.record_fields import RecordFields
 from millstream.errors import ConfigError, EnvironmentProblem
+from millstream.redis_client import is_redis_address
 
 if TYPE_CHECKING:
     from millstream.connectors.redis_stream_source import RedisStreamSource
@@ -38,15 +37,7 @@ def redis_stream(
         EnvironmentProblem: the driver is not installed.
     """
     choose("lost", lost, get_args(Literal["stop", "skip"]))
-    try:
-        parts = urlsplit(url)
-        is_one = parts.scheme in ("redis", "rediss") and bool(parts.hostname) and parts.port != 0
-        # Options of the driver would change what is read, and a path that is no number is read as 0 by it.
-        is_one = is_one and not (parts.query or parts.fragment)
-        is_one = is_one and re.fullmatch(r"/?|/[0-9]{1,9}", parts.path, re.ASCII) is not None
-    except ValueError:
-        is_one = False
-    if not is_one or not streams or not all(isinstance(name, str) and name for name in streams):
+    if not (is_redis_address(url) and streams and all(isinstance(s, str) and s for s in streams)):
         raise ConfigError(
             f"the source is no stream of Redis: give redis://host:6379/0, without options, with the database as a number "
             f"(? # / in a password as %3F %23 %2F), and the names of streams, and not {streams!r}."

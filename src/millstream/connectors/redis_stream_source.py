@@ -20,42 +20,33 @@ Source: Redis, "XREAD", "XINFO STREAM" (entries-added, since Redis 7).
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from dataclasses import field as _field
 from typing import Any, Literal, TypeAlias, cast
-from urllib.parse import urlsplit
 
-import redis
-from redis.backoff import NoBackoff
-from redis.exceptions import (
-    AuthenticationError,
-    AuthorizationError,
-    BusyLoadingError,
-    MasterDownError,
-    RedisError,
-)
-from redis.exceptions import (
-    ConnectionError as RedisConnectionError,
-)
-from redis.exceptions import (
-    TimeoutError as RedisTimeoutError,
-)
-from redis.retry import Retry
+from redis.exceptions import RedisError
 
 from millstream.connectors.batch_rows import BatchRows
-from millstream.connectors.connector import Guarantee, Position, SourceBatch
+from millstream.connectors.connector import (
+    BYTES_MAX,
+    RECORDS_MAX,
+    Guarantee,
+    Position,
+    SourceBatch,
+)
 from millstream.connectors.record_fields import RecordFields
-from millstream.errors import ConfigError, ConflictError, RetriableError
+from millstream.connectors.source_password import PASSWORD_VARIABLE, source_password
+from millstream.errors import ConfigError, ConflictError
+from millstream.redis_client import open_redis, shown_redis_address, translated_redis_errors
 
 Lost = Literal["stop", "skip"]
 _EntryId: TypeAlias = tuple[int, int]
-PASSWORD_VARIABLE = "MILLSTREAM_SOURCE_PASSWORD"  # noqa: S105 - its name
-_SOCKET_S = 30.0
 _LAST_MS = 253_402_300_799_999  # of the year 9999
 _ENTRIES = 5_000  # read at once, of each stream
+_ENTRIES_FIRST = 100  # as long as it is not known how large they are: Redis bounds an answer only by their number
 _ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
@@ -69,14 +60,14 @@ class RedisStreamSource:
     fields: RecordFields
     lost: Lost = "stop"
     entries: int = _ENTRIES
+    records_max: int = RECORDS_MAX
     kind: str = "redis-stream"
     guarantee: Guarantee = "each once"
 
     @property
     def origin(self) -> str:
         """The address, without its password."""
-        parts = urlsplit(self.url)
-        return f"{parts.scheme}://{parts.hostname}:{parts.port or 6379}{parts.path}"
+        return shown_redis_address(self.url)
 
     def open(self, positions: Mapping[str, Position]) -> RedisStreamReader:
         """Return what reads on; see :class:`~millstream.connectors.connector.SourceConnector`."""
@@ -85,11 +76,15 @@ class RedisStreamSource:
 
 @dataclass(slots=True)
 class _Stream:
-    """How far a stream was read. ``gone`` entries of it are gone without having been read, as is known and consented to."""
+    """How far a stream was read. ``gone`` entries of it are gone without having been read, as is known and consented to.
+
+    ``entry_bytes`` is what an entry had, on average, when some were last read.
+    """
 
     last: _EntryId = (0, 0)
     read: int = 0
     gone: int | None = None
+    entry_bytes: int = BYTES_MAX // _ENTRIES_FIRST
 
     @property
     def id(self) -> str:
@@ -103,6 +98,7 @@ class RedisStreamReader:
         self.alarm = ""
         self._source = source
         self._streams = {name: _Stream() for name in source.streams}
+        self._turns = deque(self._streams)
         for name, position in positions.items():
             if name not in self._streams:  # it was read once, and is not asked for now
                 continue
@@ -113,17 +109,8 @@ class RedisStreamReader:
                 raise ConflictError(
                     f"the position of {name!r} is {position!r}, which is none in a stream of Redis. Give the source another name."
                 ) from error
-        password = os.environ.get(PASSWORD_VARIABLE)
-        given = {"password": password} if password and not urlsplit(source.url).password else {}
         with self._translated():
-            self._client = redis.Redis.from_url(
-                source.url,
-                socket_timeout=_SOCKET_S,
-                socket_connect_timeout=_SOCKET_S,
-                retry=Retry(NoBackoff(), 0),
-                **given,
-            )
-            self._client.ping()
+            self._client = open_redis(source.url, source_password(source.url))
 
     def read(self, wait_s: float) -> SourceBatch | None:
         """Return the next entries of all streams, stream by stream; see the protocol."""
@@ -147,33 +134,52 @@ class RedisStreamReader:
     # ── one read ────────────────────────────────────────────────────────────────────────────
 
     def _read(self) -> SourceBatch | None:
-        rows = BatchRows(self._source.fields)
+        rows = BatchRows(self._source.fields, self._source.records_max)
         positions: dict[str, Position] = {}
-        for name, stream in self._streams.items():
-            info, entries = self._look(name, stream)
-            if info is None:
-                if stream.last > (0, 0):
-                    raise self._another(name, "it is gone")
-                continue
+        ready_ms: int | None = None
+        for _ in self._streams:
+            if rows.is_full:  # the streams that are left begin the next batch
+                break
+            name = self._turns[0]
+            self._turns.rotate(-1)
+            stream = self._streams[name]
             before = (stream.read, stream.gone)
-            self._compare(name, stream, info)
-            for entry_id, fields in entries:
-                self._add(rows, name, entry_id, fields)
-            if entries:
-                stream.last = _parsed(entries[-1][0].decode())
-                stream.read += len(entries)
+            if self._read_stream(name, stream, rows):
+                ready_ms = max(stream.last[0], ready_ms or 0)
             if (stream.read, stream.gone) != before:
                 positions[name] = {"id": stream.id, "read": stream.read, "gone": stream.gone}
-        return rows.take(positions, _ready_ms(positions)) if positions else None
+        return rows.take(positions, ready_ms) if positions else None
+
+    def _read_stream(self, name: str, stream: _Stream, rows: BatchRows) -> int:
+        """Add the next entries of a stream until the batch is full; return how many."""
+        room = max(1, (BYTES_MAX - rows.value_bytes) // max(1, stream.entry_bytes))
+        wanted = min(self._source.entries, self._source.records_max - rows.count, room)
+        info, entries = self._look(name, stream, wanted)
+        if info is None:
+            if stream.last > (0, 0):
+                raise self._another(name, "it is gone")
+            return 0
+        self._compare(name, stream, info)
+        taken = 0
+        for entry_id, fields in entries:
+            if rows.is_full:
+                break
+            self._add(rows, name, entry_id, fields)
+            taken += 1
+        if taken:
+            stream.last = _parsed(entries[taken - 1][0].decode())
+            stream.read += taken
+            stream.entry_bytes = sum(map(_size, entries)) // len(entries)
+        return taken
 
     def _look(
-        self, name: str, stream: _Stream
+        self, name: str, stream: _Stream, wanted: int
     ) -> tuple[Mapping[str, Any] | None, Sequence[tuple[bytes, Mapping[bytes, bytes]]]]:
         """Return what the server says of a stream, and the next entries, at one moment; None of one that is not there."""
         with self._client.pipeline(transaction=True) as pipe:
             pipe.exists(name)
             pipe.xinfo_stream(name)
-            pipe.xrange(name, f"({stream.id}", "+", count=self._source.entries)
+            pipe.xrange(name, f"({stream.id}", "+", count=wanted)
             exists, info, entries = pipe.execute(raise_on_error=False)
         if not exists:
             return None, ()
@@ -225,16 +231,16 @@ class RedisStreamReader:
     def _add(
         self, rows: BatchRows, name: str, entry_id: bytes, fields: Mapping[bytes, bytes]
     ) -> None:
-        where = f"{name}, entry {entry_id.decode()}"
-        raw = b"".join(b"%s: %s\n" % pair for pair in fields.items())
         try:
             value, event = self._value(fields)
             time_ms = None if rows.fields.time is not None else _time_ms(entry_id)
             rows.add(value, event, timestamp_ms=time_ms)
-        except UnicodeDecodeError:
-            rows.add_dead(raw, where, "it is no UTF-8: give field=, for values that are bytes")
         except (ValueError, RecursionError) as error:
-            rows.add_dead(raw, where, str(error))
+            reason = str(error)
+            if isinstance(error, UnicodeDecodeError):
+                reason = "it is no UTF-8: give field=, for values that are bytes"
+            raw = b"".join(b"%s: %s\n" % pair for pair in fields.items())
+            rows.add_dead(raw, f"{name}, entry {entry_id.decode()}", reason)
 
     def _value(self, fields: Mapping[bytes, bytes]) -> tuple[bytes, Mapping[str, Any]]:
         """Return the value of an entry, and the event in which its key and time are."""
@@ -250,29 +256,13 @@ class RedisStreamReader:
         decoded = json.loads(found)
         return found, decoded if isinstance(decoded, dict) else {}
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        shown = self._source.origin
-        try:
-            yield
-        except (
-            AuthenticationError,
-            AuthorizationError,
-        ) as error:  # which redis takes for a lost connection
-            raise ConfigError(
-                f"{shown} refuses the source: {error}. Give the user in the URL, and the password in {PASSWORD_VARIABLE}."
-            ) from None
-        except (
-            RedisConnectionError,
-            RedisTimeoutError,
-            BusyLoadingError,
-            MasterDownError,
-        ) as error:
-            raise RetriableError(
-                f"{shown} does not respond as it should: {type(error).__name__}. It is tried again."
-            ) from None
-        except RedisError as error:
-            raise ConfigError(f"{shown} refused to be read: {error}. Correct that.") from None
+    def _translated(self) -> AbstractContextManager[None]:
+        return translated_redis_errors(
+            self._source.origin,
+            who="the source",
+            password_variable=PASSWORD_VARIABLE,
+            refused="refused to be read: {error}. Correct that.",
+        )
 
 
 def _parsed(text: str) -> _EntryId:
@@ -285,5 +275,5 @@ def _time_ms(entry_id: bytes) -> int:
     return min(_parsed(entry_id.decode())[0], _LAST_MS)
 
 
-def _ready_ms(positions: Mapping[str, Position]) -> int:
-    return max(_parsed(position["id"])[0] for position in positions.values())
+def _size(entry: tuple[bytes, Mapping[bytes, bytes]]) -> int:
+    return sum(len(name) + len(value) for name, value in entry[1].items())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from millstream.client.open import connect
 from millstream.connectors.connector import SourceBatch, SourceConnector, SourceReader
 from millstream.connectors.source_writer import SourceWriter
 from millstream.errors import ConfigError, RetriableError
+from millstream.log.clocks import wall_clock_ms
 
 SourceUntil = Literal["stopped", "caught-up"]
 SourceState = Literal["streaming", "idle", "retrying"]
@@ -62,7 +62,7 @@ class Source:
     name: str
     partitions: int = 1
     moved: bool = False
-    clock_ms: Callable[[], int] = field(default=lambda: time.time_ns() // 1_000_000)
+    clock_ms: Callable[[], int] = wall_clock_ms
     read_s: float = _READ_S
     token: str = field(default_factory=lambda: secrets.token_hex(8))
     _stop: threading.Event = field(default_factory=threading.Event)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 import urllib.error
 import urllib.request
 import zipfile
+from contextlib import ExitStack
+from urllib.parse import urlsplit
 
 import pytest
 
+from millstream import plain_http
 from millstream.cli.main import run
-from millstream.cli.site_server import content_type, serve_site
+from millstream.cli.site_server import CONNECTIONS_MAX, content_type, serve_site
 from millstream.errors import ConfigError, EnvironmentProblem
 
 FILES = {"index.html": "<p>first", "docs/a.md": "# A", "docs/b.py": "x = 1", "docs/ü.css": "p {}"}
@@ -55,6 +59,16 @@ def test_a_package_without_documentation_says_what_to_do(tmp_path):
         serve_site(tmp_path / "site.zip", listen="127.0.0.1:0"),
     ):
         pass
+
+
+def test_clients_that_send_nothing_do_not_fill_memory_with_threads(packed, monkeypatch):
+    monkeypatch.setattr(plain_http.PlainRequest, "timeout", 600)
+    with serve_site(packed, listen="127.0.0.1:0") as url, ExitStack() as idle:
+        place = ("127.0.0.1", urlsplit(url).port)
+        for _ in range(CONNECTIONS_MAX):
+            idle.enter_context(socket.create_connection(place, timeout=300))
+        with socket.create_connection(place, timeout=300) as refused:
+            assert refused.recv(1) == b""
 
 
 def test_an_address_that_is_taken_is_refused(packed):

@@ -15,7 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream.client.tables import rows_to_json
 from millstream.connectors.batch_rows import BatchRows
+from millstream.connectors.folder import parquet_rows
 from millstream.connectors.folder.csv_rows import CsvRows
 from millstream.connectors.folder.file_content import FileContent, UnreadableFileError
 from millstream.connectors.folder.json_lines import JsonLines
@@ -269,3 +271,43 @@ def test_a_line_that_is_too_long_is_passed_over(monkeypatch) -> None:
     assert len(dead.value) == 21
     values, (dead,), *_ = read(CsvRows(), content_of(b"a\nx\n" + b"y" * 50 + b"\nz\n"), batch=1)
     assert values == [{"a": "x"}, {"a": "z"}]
+
+
+@pytest.mark.parametrize("compression", ["", "gz", "zst"])
+def test_a_file_of_csv_is_opened_once(compression) -> None:
+    data = b"n\n" + b"".join(b"%d\n" % n for n in range(5))
+    if compression:
+        data = (
+            gzip.compress(data) if compression == "gz" else pa.compress(data, "zstd", asbytes=True)
+        )
+    opened = []
+
+    def open_raw():
+        opened.append(1)
+        return io.BytesIO(data)
+
+    content = FileContent("file", open_raw, compression)
+    rows = BatchRows(records_max=2)
+    at = next(CsvRows().read(content, {}, rows))
+    assert len(opened) == 1
+    list(CsvRows().read(content, at, rows))
+    assert len(opened) == 2
+    assert [json.loads(value)["n"] for value in rows.take({}).values] == list("01234")
+
+
+def test_a_row_of_parquet_that_is_no_record_does_not_make_the_others_slow(monkeypatch) -> None:
+    calls = []
+
+    def counted(table, key):
+        calls.append(len(table))
+        return rows_to_json(table, key)
+
+    monkeypatch.setattr(parquet_rows, "rows_to_json", counted)
+    numbers = [float(n) for n in range(1024)]
+    numbers[700] = math.nan
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"n": numbers}), sink)
+    values, (dead,), *_ = read(ParquetRows(), content_of(sink.getvalue().to_pybytes()), batch=5000)
+    assert [value["n"] for value in values] == numbers[:700] + numbers[701:]
+    assert dead.where == "file, row 701"
+    assert len(calls) < 30

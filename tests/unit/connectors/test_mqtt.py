@@ -11,6 +11,7 @@ import pytest
 
 import millstream as ms
 from millstream.client import connect
+from millstream.connectors.connector import BYTES_MAX
 from millstream.errors import ConfigError, RetriableError
 
 
@@ -54,6 +55,20 @@ def test_what_is_published_while_it_does_not_run_is_kept_by_the_broker(server, t
     assert [row["value"] for row in rows(tmp_path / "log")] == [str(n).encode() for n in range(200)]
 
 
+def test_a_batch_is_bounded_by_its_bytes(server, tmp_path):
+    run(server, tmp_path / "log")
+    text = b"x" * (BYTES_MAX // 4)
+    server.publish([("a", text)] * 10)
+    reader = ms.mqtt(server.url, "a/#", client="c").open({})
+    sizes = []
+    while sum(sizes) < 10:
+        batch = reader.read(60)
+        reader.stored(batch)
+        sizes.append(len(batch.values))
+    reader.close()
+    assert max(sizes) <= 4
+
+
 def test_a_topic_that_is_not_asked_for_any_more_is_not_read(server, tmp_path):
     run(server, tmp_path / "log", "a", "b")
     run(server, tmp_path / "log", "a")  # here the session loses it
@@ -90,7 +105,9 @@ def test_a_retained_message_comes_once(server, tmp_path):
     assert [row["value"] for row in rows(tmp_path / "log")] == [b"kept"]
 
 
-def test_what_a_broker_refuses_is_an_error_and_one_that_is_away_is_tried_again(server, tmp_path):
+def test_what_a_broker_refuses_is_an_error_and_one_that_is_away_is_tried_again(
+    server, tmp_path, monkeypatch
+):
     server.kill()
     with pytest.raises(RetriableError, match="does not respond as it should"):
         run_once(server)
@@ -107,6 +124,12 @@ def test_what_a_broker_refuses_is_an_error_and_one_that_is_away_is_tried_again(s
         run_once(server, user="reader:wrong@")
     assert "wrong" not in str(raised.value)
     run_once(server, user="reader:secret@")
+    monkeypatch.setenv("MILLSTREAM_SOURCE_PASSWORD", "wrong")
+    run_once(server, user="reader:secret@")  # what is in the URL is nearer
+    with pytest.raises(ConfigError, match="refuses the source"):
+        run_once(server, user="reader@")
+    monkeypatch.setenv("MILLSTREAM_SOURCE_PASSWORD", "secret")
+    run_once(server, user="reader@")
 
 
 def run_once(server, user=""):

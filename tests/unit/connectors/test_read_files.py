@@ -318,6 +318,11 @@ def test_a_file_that_is_missing_in_the_middle_is_waited_for(tmp_path):
         else:
             assert folder.read() == []
             assert "removed before it was read" in folder.reader.alarm
+            folder.write("notes.txt", 0)
+            folder.clock.now_s += 2
+            assert folder.read(again=False) == []
+            assert "removed before it was read" in folder.reader.alarm
+            assert "notes.txt" in folder.reader.alarm
             away.rename(file)  # it was a disk that was away
             assert folder.read() == [2, 3, 4]
 

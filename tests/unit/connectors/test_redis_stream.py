@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ import redis_server
 
 import millstream as ms
 from millstream.client import connect
+from millstream.connectors.connector import BYTES_MAX
 from millstream.errors import ConfigError, ConflictError, RetriableError
 
 
@@ -179,3 +181,58 @@ def test_what_is_no_stream_and_a_server_that_is_away_are_told_apart(server, clie
 def test_a_position_of_something_else_is_refused(server, client):
     with pytest.raises(ConflictError, match="none in a stream of Redis"):
         ms.redis_stream(server.url, "s").open({"s": {"offset": 1}})
+
+
+def test_a_lag_is_that_of_entries_which_were_read_and_not_of_a_stream_without_any(server, client):
+    add(client, 1)
+    client.xtrim("s", maxlen=0, approximate=False)
+    reader = ms.redis_stream(server.url, "s").open({})
+    assert reader.read(0).ready_ms is None  # it says how many entries are gone
+    before_ms = time.time() * 1000 - 60_000
+    client.xadd("s", {"n": 2})
+    assert reader.read(0).ready_ms > before_ms
+    reader.close()
+
+
+def batches(source):
+    reader = source.open({})
+    while (batch := reader.read(0)) is not None:
+        yield batch
+    reader.close()
+
+
+def test_a_batch_is_bounded_by_its_bytes_and_each_stream_has_its_turn(server, client):
+    text = "x" * (BYTES_MAX // 4)
+    for n in range(1, 7):
+        for stream in ("a", "b"):
+            client.xadd(stream, {"n": n, "text": text}, id=f"{n}-1")
+    found = list(batches(ms.redis_stream(server.url, "a", "b")))
+    assert max(sum(map(len, batch.values)) for batch in found) < BYTES_MAX + 2 * len(text)
+    assert {*found[0].positions, *found[1].positions} == {"a", "b"}  # nobody waits for the other
+    for stream in ("a", "b"):
+        read = [batch.positions[stream]["read"] for batch in found if stream in batch.positions]
+        assert read == sorted(read)
+        assert read[-1] == 6
+    assert sum(len(batch.values) for batch in found) == 12
+
+
+def test_a_batch_is_bounded_by_its_records(server, client):
+    for stream in ("a", "b", "c"):
+        add(client, *range(1, 8), stream=stream)
+    source = replace(ms.redis_stream(server.url, "a", "b", "c"), entries=3, records_max=5)
+    found = list(batches(source))
+    assert max(len(batch.values) for batch in found) == 5
+    assert sum(len(batch.values) for batch in found) == 21
+    assert {stream for batch in found[:2] for stream in batch.positions} == {"a", "b", "c"}
+    last = {stream: place for batch in found for stream, place in batch.positions.items()}
+    assert {place["id"] for place in last.values()} == {"7-1"}
+
+
+def test_what_a_read_fetches_follows_the_size_of_entries(server, client):
+    for n in range(1, 201):
+        client.xadd("s", {"n": n, "text": "x" * 100_000}, id=f"{n}-1")
+    before = client.info("stats")["total_net_output_bytes"]
+    found = list(batches(ms.redis_stream(server.url, "s")))
+    sent = client.info("stats")["total_net_output_bytes"] - before
+    assert sum(len(batch.values) for batch in found) == 200
+    assert sent < 2 * 200 * 100_000  # and not each entry again and again

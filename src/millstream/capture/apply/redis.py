@@ -18,30 +18,16 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
-from urllib.parse import urlsplit
 
-import redis
-from redis.backoff import NoBackoff
-from redis.exceptions import (
-    BusyLoadingError,
-    ReadOnlyError,
-    RedisError,
-    WatchError,
-)
-from redis.exceptions import (
-    ConnectionError as RedisConnectionError,
-)
-from redis.exceptions import (
-    TimeoutError as RedisTimeoutError,
-)
-from redis.retry import Retry
+from redis.exceptions import RedisError, WatchError
 
 from millstream.capture.apply.applied_table import AppliedTable, Row, RowBatch
 from millstream.capture.apply.captured_types import CapturedType, text_of
+from millstream.capture.apply.target import PASSWORD_VARIABLE
 from millstream.capture.envelope import to_json
 from millstream.errors import ConfigError, FencedError, RetriableError
+from millstream.redis_client import open_redis, shown_redis_address, translated_redis_errors
 
-_SOCKET_S = 30.0
 _SCANNED = 1000
 _STATE = "_millstream_apply"
 
@@ -52,18 +38,9 @@ class RedisTarget:
     batch_s = 0.0
 
     def __init__(self, url: str, password: str | None) -> None:
-        parts = urlsplit(url)
-        self.shown = f"redis://{parts.hostname}:{parts.port or 6379}{parts.path}"
-        given = {} if password is None or parts.password else {"password": password}
+        self.shown = shown_redis_address(url)
         with self._translated():
-            self._client = redis.Redis.from_url(
-                url,
-                socket_timeout=_SOCKET_S,
-                socket_connect_timeout=_SOCKET_S,
-                retry=Retry(NoBackoff(), 0),  # the whole batch is tried again, not a part of it
-                **given,
-            )
-            self._client.ping()
+            self._client = open_redis(url, password)
         self._pending: dict[str, dict[bytes, Row | None]] = {}
         self._truncated: set[str] = set()
         self._tables: dict[str, AppliedTable] = {}
@@ -208,24 +185,21 @@ class RedisTarget:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except WatchError as error:
-            if "occurred while watching" in str(
-                error
-            ):  # the library's words for a connection that broke
+        with translated_redis_errors(
+            self.shown,
+            who="what is applied",
+            password_variable=PASSWORD_VARIABLE,
+            refused="refused what was applied: {error}. Correct that, and apply again.",
+        ):
+            try:
+                yield
+            except WatchError as error:
+                # The library's words for a connection that broke.
+                if "occurred while watching" not in str(error):
+                    raise self._fenced() from None
                 raise RetriableError(
                     f"{self.shown} does not respond as it should: {error}. It is tried again."
                 ) from None
-            raise self._fenced() from None
-        except (RedisConnectionError, RedisTimeoutError, BusyLoadingError, ReadOnlyError) as error:
-            raise RetriableError(
-                f"{self.shown} does not respond as it should: {type(error).__name__}. It is tried again."
-            ) from None
-        except RedisError as error:
-            raise ConfigError(
-                f"{self.shown} refused what was applied: {error}. Correct that, and apply again."
-            ) from None
 
 
 def _members(pipe: Any, key: str) -> list[bytes]:

@@ -15,6 +15,8 @@ from typing import Protocol
 
 from millstream.capture.apply.applied_table import AppliedTable, Row, RowBatch
 
+PASSWORD_VARIABLE = "MILLSTREAM_APPLY_PASSWORD"  # noqa: S105 - its name
+
 
 class ApplyTarget(Protocol):
     """A store that changes are applied to; for one thread.

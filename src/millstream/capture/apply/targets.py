@@ -12,13 +12,13 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from millstream.capture.apply.applied_table import AppliedTable
 from millstream.capture.apply.lake import BATCH_S, LakeTable, LakeTarget
 from millstream.capture.apply.parquet import VERSIONS_KEPT, ParquetTable
-from millstream.capture.apply.target import ApplyTarget
+from millstream.capture.apply.target import PASSWORD_VARIABLE, ApplyTarget
 from millstream.capture.sources import with_password
 from millstream.choices import did_you_mean
 from millstream.errors import ConfigError, EnvironmentProblem
+from millstream.redis_client import is_redis_address
 from millstream.views.address import postgres_address
 
-PASSWORD_VARIABLE = "MILLSTREAM_APPLY_PASSWORD"  # noqa: S105 - its name
 _Open = Callable[[], ApplyTarget]
 _LAKE_OPTIONS = frozenset(("text", "every", "keep"))
 
@@ -73,13 +73,7 @@ def _postgres(url: str, password: str | None) -> _Open:
 
 
 def _redis(url: str, password: str | None) -> _Open:
-    try:
-        parts = urlsplit(url)
-        readable = bool(parts.hostname) and parts.port != 0 and not parts.query
-    except ValueError:
-        readable = False
-    database = parts.path.removeprefix("/") if readable else ""
-    if not readable or (database and not database.isdecimal()):
+    if not is_redis_address(url):
         raise ConfigError(
             "the address of Redis is not one that can be read. Give redis://host:6379, or redis://host:6379/1 for its "
             "database 1, with characters such as @ : / % in user and password written as %40 %3A %2F %25."

@@ -40,25 +40,24 @@ class CsvRows:
         self, content: FileContent, start: RowPosition, rows: BatchRows
     ) -> Iterator[RowPosition]:
         """Read rows; see :class:`~millstream.connectors.folder.row_format.RowFormat`."""
-        header, begin = self._header(content)
-        if not header:  # the file is empty
-            return
-        offset = start.get("offset", begin.offset)
-        with content.open(offset) as stream:
-            lines = FileLines(stream, offset, start.get("line", begin.number))
+        with content.open() as stream:
+            lines = FileLines(stream)
+            header = self._header(lines)
+            if not header:  # the file is empty
+                return
+            if start:
+                content.pass_over(stream, start["offset"] - lines.offset)
+                lines = FileLines(stream, start["offset"], start["line"])
             for _ in self._rows(lines, header, content.path, rows):
                 yield {"offset": lines.offset, "line": lines.number}
 
-    def _header(self, content: FileContent) -> tuple[list[str], FileLines]:
-        """Return the names of the columns, and the place behind them."""
-        with content.open() as stream:
-            lines = FileLines(stream)
-            texts = _Texts(lines)
-            try:
-                names = next(self._parser(texts), [])
-                "".join(names).encode()
-            except (csv.Error, UnicodeEncodeError) as error:
-                raise UnreadableFileError(f"its header cannot be read: {error}") from error
+    def _header(self, lines: FileLines) -> list[str]:
+        """Return the names of the columns; the next line is the one behind them."""
+        try:
+            names = next(self._parser(_Texts(lines)), [])
+            "".join(names).encode()
+        except (csv.Error, UnicodeEncodeError) as error:
+            raise UnreadableFileError(f"its header cannot be read: {error}") from error
         if lines.number and (not names or not all(names) or len(set(names)) != len(names)):
             raise UnreadableFileError(
                 f"its header is {names!r:.200}: give each column a name of its own, in the first line"
@@ -67,7 +66,7 @@ class CsvRows:
             raise UnreadableFileError(
                 f"its header is {names!r:.200}, and has not {', '.join(missing)}, whose types are given in columns"
             )
-        return names, lines
+        return names
 
     def _parser(self, texts: _Texts) -> Iterator[list[str]]:
         return csv.reader(texts, delimiter=self.delimiter, strict=True)

@@ -39,21 +39,25 @@ class FileContent:
         """
         with closing(self.open_raw()) as raw:
             if not self.compression:
-                raw.seek(offset)
+                self.pass_over(raw, offset)
                 yield raw
                 return
             try:
                 with closing(_uncompressed(raw, self.compression)) as stream:
-                    while offset:
-                        skipped = len(stream.read(min(offset, _SKIP_BYTES)))
-                        if not skipped:
-                            break
-                        offset -= skipped
+                    self.pass_over(stream, offset)
                     yield stream
             except (EOFError, zlib.error, pa.ArrowInvalid, OSError) as error:
                 if isinstance(error, OSError) and error.errno is not None:  # the disk's
                     raise
                 raise UnreadableFileError(f"its compression is damaged: {error}") from error
+
+    def pass_over(self, stream: IO[bytes], count: int) -> None:
+        """Go on in an open stream of it by so many bytes, or to its end."""
+        if not self.compression:
+            stream.seek(count, io.SEEK_CUR)
+            return
+        while count and (passed := len(stream.read(min(count, _SKIP_BYTES)))):
+            count -= passed
 
 
 def _uncompressed(raw: IO[bytes], compression: Compression) -> IO[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Literal, get_args
@@ -32,6 +32,7 @@ from millstream.connectors.folder.row_format import RowFormat, RowPosition
 from millstream.connectors.record_fields import RecordFields
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError, RetriableError
+from millstream.log.clocks import wall_clock_ms
 from millstream.object_store.address import check_is_folder, is_url, parse_url
 from millstream.object_store.client import ObjectClient
 
@@ -61,7 +62,7 @@ class FolderSource:
     settled_s: float
     every_s: float
     records_max: int = RECORDS_MAX
-    clock_ms: Callable[[], int] = field(default=lambda: time.time_ns() // 1_000_000)
+    clock_ms: Callable[[], int] = wall_clock_ms
     monotonic_s: Callable[[], float] = time.monotonic
     sleep_s: Callable[[float], None] = time.sleep
     kind: str = "folder"
@@ -122,9 +123,12 @@ class FolderReader:
 
     @property
     def alarm(self) -> str:
-        """Which files were passed over."""
+        """Which files were passed over: first what may be lost, then what is not read at all."""
+        return ". ".join(filter(None, (self._files.passed_over, self._unknown_files())))
+
+    def _unknown_files(self) -> str:
         if not self._unknown:
-            return self._files.passed_over
+            return ""
         return (
             f"{len(self._unknown)} files are of no known format, such as {min(self._unknown)}, and are not read: give a "
             f"format, or a pattern that they do not fit. Known are {', '.join(_ENDINGS)}, the first four also with .gz or .zst."

@@ -63,7 +63,7 @@ def _tables(raw: object, row: int, size_max: int) -> Iterator[pa.Table]:
 
 
 def _add(rows: BatchRows, table: pa.Table, where: str, before: int) -> None:
-    """Add rows; where one of them cannot be a record, one by one."""
+    """Add rows; if they cannot be records together, halves of them may."""
     key, time = rows.fields.key, rows.fields.time
     for name in filter(None, (key, time)):
         if name not in table.column_names:
@@ -77,8 +77,9 @@ def _add(rows: BatchRows, table: pa.Table, where: str, before: int) -> None:
         times = [] if time is None else _times(table[time])
     except ConfigError as error:
         if len(table) > 1:
-            for place in range(len(table)):
-                _add(rows, table.slice(place, 1), where, before + place)
+            middle = len(table) // 2
+            _add(rows, table.slice(0, middle), where, before)
+            _add(rows, table.slice(middle), where, before + middle)
             return
         rows.add_dead(_shown(table), f"{where} {before + 1}", str(error))
         return

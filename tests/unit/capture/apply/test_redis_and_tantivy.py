@@ -9,6 +9,7 @@ from applied_model import KEY, TABLES, ModelDatabase, write
 
 import millstream as ms
 from millstream.capture.apply.run import ApplySession
+from millstream.capture.apply.targets import target_of
 from millstream.client import connect
 from millstream.errors import ConfigError, FencedError, RetriableError
 
@@ -146,3 +147,20 @@ def test_an_address_of_redis_that_cannot_be_is_refused_without_its_password(url)
     with pytest.raises(ConfigError, match="is not one that can be read") as refused:
         ms.apply("shop", url)
     assert "secret" not in str(refused.value)
+
+
+def test_a_wrong_password_of_redis_is_refused_and_not_tried_without_end(tmp_path, monkeypatch):
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    with redis_server.start(folder) as server:
+        redis = pytest.importorskip("redis")
+        with redis.Redis(port=server.port) as client:
+            client.config_set("requirepass", "right")
+        for given in ("wrong", ""):
+            monkeypatch.setenv("MILLSTREAM_APPLY_PASSWORD", given)
+            with pytest.raises(ConfigError, match=r"refuses .*MILLSTREAM_APPLY_PASSWORD"):
+                target_of(server.url)()
+        monkeypatch.setenv("MILLSTREAM_APPLY_PASSWORD", "right")
+        target_of(server.url)().close()
+        monkeypatch.setenv("MILLSTREAM_APPLY_PASSWORD", "wrong")
+        target_of(server.url.replace("redis://", "redis://:right@"))().close()
