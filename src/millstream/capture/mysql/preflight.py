@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from millstream.capture.mysql.charsets import is_supported
-from millstream.capture.mysql.session import MariaDbSession
+from millstream.capture.mysql.session import (
+    NO_SUCH_TABLE,
+    MariaDbSession,
+    TableAlteredError,
+)
 from millstream.capture.mysql.table_schema import (
     SUPPORTED_TYPES,
     TableSchema,
@@ -209,16 +213,22 @@ def table_names(
 
 def table_faults(session: MariaDbSession, database: str, table: str) -> list[PreflightFault]:
     """Return what is wrong with a table; nothing if it is gone."""
-    schema = read_schema(session, database, table)
-    if not schema.columns:
-        return []
-    return [
-        *(lock_faults(session, database) if session.is_mysql else ()),
-        *(_index_faults(session, schema) if session.is_mysql else ()),
-        *_kind_faults(session, schema),
-        *_column_faults(schema),
-        *_cascade_faults(session, schema),
-    ]
+    while True:
+        schema = read_schema(session, database, table)
+        if not schema.columns:
+            return []
+        try:
+            return [
+                *(lock_faults(session, database) if session.is_mysql else ()),
+                *(_index_faults(session, schema) if session.is_mysql else ()),
+                *_kind_faults(session, schema),
+                *_column_faults(schema),
+                *_cascade_faults(session, schema),
+            ]
+        except TableAlteredError as error:
+            # Dropped or renamed between two of the questions: the next look finds it gone, or as it is now.
+            if error.code != NO_SUCH_TABLE:
+                raise
 
 
 def _kind_faults(session: MariaDbSession, schema: TableSchema) -> Iterator[PreflightFault]:

@@ -36,6 +36,7 @@ _ER_MASTER_FATAL = 1236
 # A warning: what a function gives is longer than max_allowed_packet, and null in its place.
 _ER_CUT = 1301
 LOCK_WAIT_TIMEOUT = 1205
+NO_SUCH_TABLE = 1146
 _DENIED = frozenset((1044, 1045, 1142, 1143, 1227, 1698))
 _SETTINGS = (
     "SET SESSION sql_mode = ''",  # CHAR without padding; quoted text and zero dates as they are
@@ -111,7 +112,7 @@ def _translated(code: Any, text: str, address: MariaDbAddress) -> MillstreamErro
             f"{address.shown} refuses: {text}. Correct the user, password or privileges."
         )
     # Altered, a column or the table is gone, an ALTER or a transaction goes on.
-    if code in (1412, 1054, 1146, LOCK_WAIT_TIMEOUT):
+    if code in (1412, 1054, NO_SUCH_TABLE, LOCK_WAIT_TIMEOUT):
         return TableAlteredError(f"{address.shown}: {text}. The table is read again.", code)
     return RetriableError(f"{address.shown}: {text} (error {code}). It is tried again.")
 

@@ -8,6 +8,7 @@ from random_mariadb_workload import SCHEMA, Writers
 
 from millstream.capture.mysql import transactions
 from millstream.capture.mysql.address import mariadb_address
+from millstream.capture.mysql.preflight import table_faults
 from millstream.capture.mysql.session import MariaDbSession
 from millstream.errors import ConfigError, ConflictError, RetriableError
 
@@ -289,3 +290,19 @@ def test_each_byte_of_a_character_set_is_the_character_that_the_server_takes_it_
             if served == "?" and byte != ord("?"):
                 continue  # which the server has no character for
             assert decode(bytes([byte])) == served, hex(byte)
+
+
+@both
+def test_a_table_that_is_dropped_while_it_is_looked_at_has_no_faults(database, monkeypatch):
+    """Its end is in the log: the preflight must not stop a capture for it."""
+    filled(database)
+    ask = MariaDbSession.rows
+
+    def drop_first(session, statement, *parameters):
+        if statement.startswith("SHOW CREATE TABLE"):
+            database.run("DROP TABLE IF EXISTS t")
+        return ask(session, statement, *parameters)
+
+    monkeypatch.setattr(MariaDbSession, "rows", drop_first)
+    with MariaDbSession(mariadb_address(database.url())) as session:
+        assert table_faults(session, database.name, "t") == []
