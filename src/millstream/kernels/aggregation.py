@@ -6,7 +6,7 @@ the input has retractions, their weight, the sum of ``__diff``. A key of weight 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -14,6 +14,7 @@ import polars as pl
 from millstream.kernels.aggregates.event_order import with_order
 from millstream.kernels.aggregates.protocol import Aggregate
 from millstream.kernels.aggregates.sketches.deferred import DeferredSketch
+from millstream.kernels.columns import constant
 from millstream.kernels.frames import DIFF, ROWS, WEIGHT
 
 
@@ -63,7 +64,7 @@ class Aggregation:
         made = [*self.partial_expressions, pl.len().cast(pl.Int64).alias(ROWS)]
         if self.weighted:
             made.append(pl.col(DIFF).sum().cast(pl.Int64).alias(WEIGHT))
-        return _grouped(rows, [*columns, *self.by], made).cast(dict(self.schema))
+        return _cast(_grouped(rows, [*columns, *self.by], made), self.schema)
 
     def merge(
         self, partials: pl.DataFrame, *columns: str, first: Sequence[str] = ()
@@ -122,10 +123,16 @@ def _grouped(rows: pl.DataFrame, columns: Sequence[str], made: Sequence[pl.Expr]
         return rows.group_by(*columns).agg(*made)
     grouped = rows.group_by(*varying).agg(*made)
     same = [
-        pl.repeat(value, grouped.height, dtype=rows.schema[name], eager=True).alias(name)
-        for name, value in alike.items()
+        constant(value, grouped.height, rows.schema[name], name) for name, value in alike.items()
     ]
     return grouped.hstack(same)[[*columns, *grouped.columns[len(varying) :]]] if same else grouped
+
+
+def _cast(rows: pl.DataFrame, dtypes: Iterable[tuple[str, pl.DataType]]) -> pl.DataFrame:
+    wanted = {**rows.schema, **dict(dtypes)}
+    if wanted == rows.schema:
+        return rows
+    return pl.DataFrame([column.cast(wanted[column.name]) for column in rows.iter_columns()])
 
 
 def _is_constant(column: pl.Series) -> bool:

@@ -18,6 +18,7 @@ import polars as pl
 
 from millstream.errors import CorruptionError
 from millstream.kernels.arrays import Int64s
+from millstream.kernels.columns import filter_rows
 from millstream.kernels.frames import DIFF, HASH, WEIGHT
 
 _PLACE = "__place"
@@ -58,8 +59,8 @@ def consolidate(rows: pl.DataFrame) -> pl.DataFrame:
         return _summed(rows)
     # In the order of their places, so that a batch that is repeated gives the same.
     numbered = rows.with_columns(pl.Series(_PLACE, np.arange(rows.height)))
-    apart = numbered.filter(pl.Series(~touched))
-    summed = _summed(numbered.filter(pl.Series(touched)), place=_PLACE)
+    apart = filter_rows(numbered, ~touched)
+    summed = _summed(filter_rows(numbered, touched), place=_PLACE)
     return pl.concat([apart, summed[apart.columns]]).sort(_PLACE).drop(_PLACE)
 
 

@@ -35,6 +35,7 @@ from millstream.kernels.changes import (
     total_weight,
     with_diff,
 )
+from millstream.kernels.columns import filter_rows
 from millstream.kernels.final_rows import slot_width_us
 from millstream.kernels.frames import HASH, TIME, WEIGHT
 from millstream.kernels.state.arrangement import nothing_owed
@@ -141,7 +142,7 @@ class GivenRows:
         taken = _first_ones(of_held, held[WEIGHT].to_numpy(), needed)
         found = np.zeros(len(needed), np.int64)
         np.add.at(found, of_held, taken)
-        nothing_owed(back.filter(pl.Series((found < needed)[of_back])))
+        nothing_owed(filter_rows(back, (found < needed)[of_back]))
         weights = pl.Series(WEIGHT, -taken)
         return held.with_columns(weights).filter(weights < 0)
 

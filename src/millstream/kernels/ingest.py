@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from millstream.errors import CorruptionError, UserCodeError
 from millstream.kernels.arrays import Int64s
+from millstream.kernels.columns import filter_rows
 from millstream.kernels.decode import Decoded
 from millstream.kernels.decode.archive_columns import ArchivedRecords
 from millstream.kernels.decode.records import RecordDecoder
@@ -268,7 +269,7 @@ def _without(rows: pl.DataFrame, dead: Sequence[int], arrived_us: Int64s) -> pl.
     gone = np.zeros(rows.height, np.bool_)
     gone[dead] = True
     if KIND not in rows.columns:
-        return rows.filter(pl.Series(~gone))
+        return filter_rows(rows, ~gone)
     there = pl.Series(~gone)
     spoilt = pl.Series(["spoil"]).new_from_index(0, rows.height)
     return rows.with_columns(

@@ -16,6 +16,7 @@ import polars as pl
 
 from millstream.choices import did_you_mean
 from millstream.errors import ConfigError, MillstreamError, UserCodeError
+from millstream.kernels.columns import filter_rows
 from millstream.kernels.errors.user_code import FAILURES, error_reason
 from millstream.kernels.frames import HASH, visible
 from millstream.kernels.plan import ConsumerEdge, JobPlan, OperatorPlan, PlanEdge, StepEdge
@@ -277,7 +278,7 @@ def divide_keys(plan: JobPlan, target: QueryTarget, keys: pl.DataFrame) -> dict[
     buckets = buckets_of(chosen, plan.buckets.count)
     hashed = keys.hstack([pl.Series(HASH, hashes)])
     return {
-        (target.stage, bucket): QueryKeys(hashed.filter(pl.Series(buckets == bucket)))
+        (target.stage, bucket): QueryKeys(filter_rows(hashed, buckets == bucket))
         for bucket in sorted({*buckets.tolist()})
     }
 

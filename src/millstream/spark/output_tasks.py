@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
+from millstream.kernels.columns import constant
 from millstream.kernels.frames import FrameRow, cut_for_frames, decode_frame, encode_frame
 from millstream.kernels.plan import JobPlan, SinkPlan
 from millstream.kernels.state.keyhash import Buckets, buckets_of, hash_columns
@@ -65,7 +66,7 @@ class _Divide:
         for number, row in frames:
             table = decode_frame(row.frame)
             buckets = self.buckets_of(table, number).alias(_BUCKET)
-            numbers = pl.repeat(number, table.height, dtype=pl.Int64, eager=True).alias(_NUMBER)
+            numbers = constant(number, table.height, pl.Int64, _NUMBER)
             divided = table.hstack([numbers, buckets]).partition_by(
                 _BUCKET, as_dict=True, include_key=False
             )

@@ -42,6 +42,7 @@ from millstream.errors import (
     TopicExistsError,
 )
 from millstream.kernels.column_types import of_one_zero
+from millstream.kernels.columns import constant
 from millstream.views.query import Query, ViewReader, check_view_id
 from millstream.views.reader import View
 from millstream.views.schema import ViewSchema
@@ -141,7 +142,7 @@ class FollowedView:
         slices = list(rows.iter_slices(SLICE_ROWS)) or [rows]
         for number, part in enumerate(slices):
             last = number == len(slices) - 1
-            deleted = pl.repeat(False, part.height, dtype=pl.Boolean, eager=True)
+            deleted = constant(False, part.height, pl.Boolean)
             if not self._commit(producer, part, deleted, fence if last else None, gone):
                 return 0
             gone = set()
@@ -165,7 +166,7 @@ class FollowedView:
         gone: Collection[bytes] = (),
     ) -> bool:
         """Write rows and deletions in one transaction; False if its fence was passed already."""
-        nothing = pl.repeat(None, rows.height, dtype=pl.Binary, eager=True)
+        nothing = constant(None, rows.height, pl.Binary)
         values = self._values(rows).zip_with(~deleted, nothing)
         try:
             with producer.transaction() as transaction:
@@ -193,7 +194,7 @@ class FollowedView:
 def _objects(rows: pl.DataFrame, names: tuple[str, ...], *, one_zero: bool = False) -> pl.Series:
     """Return JSON objects of columns; of a view without a key, ``{}`` for each row."""
     if not names:
-        return pl.repeat("{}", rows.height, dtype=pl.String, eager=True)
+        return constant("{}", rows.height, pl.String)
     columns = []
     for name in names:
         column = of_one_zero(rows[name]) if one_zero else rows[name]

@@ -23,6 +23,7 @@ from millstream.kernels.aggregates.protocol import (
     checked_type,
     is_plain,
 )
+from millstream.kernels.columns import filter_rows
 
 
 @dataclass(frozen=True)
@@ -110,5 +111,5 @@ class TopValues(BagAggregate):
             "group", "count", "value", descending=[False, True, False]
         )
         rank = np.arange(ranked.height) - np.repeat(starts(lengths), lengths)
-        best = ranked.filter(pl.Series(rank < self.k)).select("value", "count")
+        best = filter_rows(ranked, rank < self.k).select("value", "count")
         return regrouped(best.to_struct(""), np.minimum(lengths, self.k))

@@ -31,6 +31,7 @@ import polars as pl
 
 from millstream.kernels import late
 from millstream.kernels.arrays import Bools, Int64s
+from millstream.kernels.columns import filter_rows
 from millstream.kernels.dedup.bloom_generations import FILTERS, BloomGenerations, BloomRule
 from millstream.kernels.dedup.event_ids import EventIds, SearchRanges, keep_first
 from millstream.kernels.dedup.kept_ids import KeptIds
@@ -127,7 +128,7 @@ class Dedup(PassThroughOperator):
             seen_us, deadline_us = context.watermarks_seen(arrivals), self._deadlines(arrivals)
             rows = self.take_in_time(arrivals, seen_us, deadline_us, late.DEDUP, result)
             keep, let_go = self._keep(memory, rows, context)
-            result.rows = rows.filter(pl.Series(keep))
+            result.rows = filter_rows(rows, keep)
             emitted = result.rows.height
             result.counts.update(emitted=emitted, duplicate=rows.height - emitted)
         else:

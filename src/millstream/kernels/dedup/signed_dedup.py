@@ -39,6 +39,7 @@ from millstream.kernels.changes import (
     with_diff,
     with_weight,
 )
+from millstream.kernels.columns import filter_rows
 from millstream.kernels.dedup.event_ids import SearchRanges, keep_first
 from millstream.kernels.frames import HASH, SPLIT, TIME, WATERMARK_SEEN, WEIGHT
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
@@ -184,7 +185,7 @@ class SignedDedup(OperatorBase):
         of_changes, of_held, of_known = np.split(ids, np.cumsum([changes.height, held.height]))
         since_us = _extreme(np.minimum, of_changes, changes[TIME].to_numpy(), -_NEVER)
         touched = _at(of_held, since_us, -_NEVER) <= held[TIME].to_numpy()
-        before = held.filter(pl.Series(touched))
+        before = filter_rows(held, touched)
         passed = _at(of_known, since_us, _NEVER) > known[TIME].to_numpy()
         anchors = _extreme(
             np.maximum, of_known[passed], known[TIME].to_numpy()[passed], _NEVER, len(since_us)

@@ -24,6 +24,7 @@ import numpy as np
 import polars as pl
 
 from millstream.errors import MillstreamError, UserCodeError
+from millstream.kernels.columns import filter_rows
 from millstream.kernels.frames import visible
 
 OnError = Literal["dead-letter", "stop"]
@@ -130,11 +131,11 @@ class UserCode:
             raise self._refusal(failed[0].error, table, failed[0].position, _HOPELESS)
         passes = np.ones(table.height, np.bool_)
         passes[[row.position for row in failed]] = False
-        passing = table.filter(pl.Series(passes))
+        passing = filter_rows(table, passes)
         return UserCodeResult(
             self._of_passing(function, passing),
             passing,
-            table.filter(pl.Series(~passes)),
+            filter_rows(table, ~passes),
             [error_reason(row.error) for row in failed],
         )
 

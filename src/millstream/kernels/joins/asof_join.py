@@ -50,6 +50,7 @@ import polars as pl
 from millstream.kernels import late
 from millstream.kernels.arrays import Bools, Int64s
 from millstream.kernels.changes import concat_present
+from millstream.kernels.columns import constant, filter_rows
 from millstream.kernels.frames import (
     DELETED,
     DIFF,
@@ -240,7 +241,7 @@ class AsofJoin(JoinOperator):
             left[TIE].alias(RELEASED_TIE),
         ]
         if self.corrects:
-            columns.append(pl.repeat(diff, left.height, dtype=pl.Int8, eager=True).alias(DIFF))
+            columns.append(constant(diff, left.height, pl.Int8, DIFF))
         return pl.DataFrame(columns)
 
 
@@ -304,7 +305,7 @@ class _AsofBatch:
         known = self._known(due[HASH], right)
         self._make(join.joined(due, known, join.matches(due, known)))
         if join.corrects:
-            held = due.filter(pl.Series(~self.emitted.is_due(due, self.context.watermark_us)))
+            held = filter_rows(due, ~self.emitted.is_due(due, self.context.watermark_us))
             self.emitted.add(held)
             self.ledger.events_in += held.height
 
@@ -318,9 +319,9 @@ class _AsofBatch:
         after = self._known(found[HASH], right)  # in which those before have the same places
         was, now = join.matches(found, before), join.matches(found, after)
         changed = was != now
-        found, was, now = found.filter(pl.Series(changed)), was[changed], now[changed]
+        found, was, now = filter_rows(found, changed), was[changed], now[changed]
         differs = _differs(after, join.columns.right.names, was, now)
-        found, was, now = found.filter(pl.Series(differs)), was[differs], now[differs]
+        found, was, now = filter_rows(found, differs), was[differs], now[differs]
         self._make(join.joined(found, after, was, -1))
         self._make(join.joined(found, after, now))
 

@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from millstream.kernels.arrays import Int64s
+from millstream.kernels.columns import filter_rows
 
 Direction = Literal["backward", "forward", "nearest"]
 NO_MATCH = -1
@@ -154,7 +155,7 @@ def without_deletions(matches: Int64s, deleted: pl.Series) -> Int64s:
 def with_match(rows: pl.DataFrame, matches: Int64s) -> tuple[pl.DataFrame, Int64s]:
     """Return the rows that have a match, and their matches."""
     found = matches != NO_MATCH
-    return rows.filter(pl.Series(found)), matches[found]
+    return filter_rows(rows, found), matches[found]
 
 
 def taken(rows: pl.DataFrame, names: Sequence[str], matches: Int64s) -> list[pl.Series]:

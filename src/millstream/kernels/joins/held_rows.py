@@ -22,6 +22,7 @@ import polars as pl
 from millstream.errors import CorruptionError
 from millstream.kernels.arrays import Bools, Int64s
 from millstream.kernels.changes import concat_present
+from millstream.kernels.columns import filter_rows
 from millstream.kernels.frames import HASH, TIME
 from millstream.kernels.operator import BatchContext
 from millstream.kernels.state.hash_order import sorted_distinct
@@ -107,7 +108,7 @@ class HeldRows:
         for slot, part in self._by_slot(rows):
             found = self.marks.look_up(slot, sorted_distinct(part[HASH].to_numpy()))
             marks += [marked[NUMBER].to_numpy() for marked in found]
-        return rows.filter(pl.Series(~np.isin(rows[NUMBER].to_numpy(), np.concatenate(marks))))
+        return filter_rows(rows, ~np.isin(rows[NUMBER].to_numpy(), np.concatenate(marks)))
 
     def take_due(self, context: BatchContext) -> pl.DataFrame | None:
         """Return the rows without a partner for which the batch's watermark is the first past their end."""
@@ -131,7 +132,7 @@ class HeldRows:
     def _by_slot(self, rows: pl.DataFrame) -> Iterator[tuple[int, pl.DataFrame]]:
         slots = rows[TIME].to_numpy() // self.slot_us * self.slot_us
         for slot in np.unique(slots).tolist():
-            yield slot, rows.filter(pl.Series(slots == slot))
+            yield slot, filter_rows(rows, slots == slot)
 
     # ── changing ────────────────────────────────────────────────────────────────────────────
 
@@ -142,9 +143,9 @@ class HeldRows:
         if matched is None:
             return
         if self.marked:
-            self.mark(rows.filter(pl.Series(matched)))
+            self.mark(filter_rows(rows, matched))
         if self.timed:
-            waiting = rows.filter(pl.Series(~matched))
+            waiting = filter_rows(rows, ~matched)
             self.timers.add(waiting[TIME].to_numpy() + self.wait_us, waiting[HASH].to_numpy())
 
     def mark(self, rows: pl.DataFrame) -> None:
@@ -176,7 +177,7 @@ class HeldRows:
 
 def _between(rows: pl.DataFrame, first_us: int, end_us: int) -> pl.DataFrame:
     times = rows[TIME].to_numpy()
-    return rows.filter(pl.Series((times >= first_us) & (times < end_us)))
+    return filter_rows(rows, (times >= first_us) & (times < end_us))
 
 
 def _as_they_are(rows: pl.DataFrame) -> pl.DataFrame:

@@ -46,6 +46,7 @@ import polars as pl
 
 from millstream.kernels.arrays import Bools
 from millstream.kernels.changes import concat_present
+from millstream.kernels.columns import constant, filter_rows
 from millstream.kernels.frames import DIFF, SPLIT, TIME, WATERMARK_SEEN
 from millstream.kernels.joins.held_rows import HeldRows, numbered_families
 from millstream.kernels.joins.interval_pairs import Pairs, pairs_within
@@ -217,7 +218,7 @@ class _IntervalBatch:
             matched[positions] = True
             known = before[number].height
             if join.keeps[number]:
-                self._mark_held(number, before[number].filter(pl.Series(matched[:known])))
+                self._mark_held(number, filter_rows(before[number], matched[:known]))
             self._settle(number, new[number], matched[known:])
 
     def _with_key(self, rows: pl.DataFrame, number: int) -> pl.DataFrame:
@@ -272,8 +273,8 @@ class _IntervalBatch:
         due = held.is_due(new, watermark_us)
         if join.keeps[number]:
             alone_now = ~matched if join.emit == "eager" else ~matched & due
-            self._emit_alone(number, new.filter(pl.Series(alone_now)))
-        waiting = new.filter(pl.Series(~due))
+            self._emit_alone(number, filter_rows(new, alone_now))
+        waiting = filter_rows(new, ~due)
         held.add(waiting, matched[~due])
         self.rows_in += waiting.height
         self.rows_out += held.drop_expired(watermark_us, join.name)
@@ -298,7 +299,5 @@ class _IntervalBatch:
     def _emit(self, rows: pl.DataFrame, diff: int) -> None:
         signed = self.join.emit == "eager"
         self.made.append(
-            rows.hstack([pl.repeat(diff, rows.height, dtype=pl.Int8, eager=True).alias(DIFF)])
-            if signed
-            else rows
+            rows.hstack([constant(diff, rows.height, pl.Int8, DIFF)]) if signed else rows
         )

@@ -27,6 +27,7 @@ import polars as pl
 
 from millstream.kernels.arrays import Int64s
 from millstream.kernels.changes import concat_present, consolidate, total_weight, with_weight
+from millstream.kernels.columns import filter_rows
 from millstream.kernels.frames import ARRIVED, DELETED, DIFF, HASH, ROWS, TIME, WEIGHT
 from millstream.kernels.joins.asof_join import AsofKind
 from millstream.kernels.joins.asof_match import (
@@ -222,7 +223,7 @@ class _VersionedTable:
         ledger.check()
         if known is None:
             return table
-        resting = known.filter(pl.Series(~np.isin(known[HASH].to_numpy(), new)))
+        resting = filter_rows(known, ~np.isin(known[HASH].to_numpy(), new))
         return pl.concat([self._resting(resting)[table.columns], table])
 
     def _resting(self, known: pl.DataFrame) -> pl.DataFrame:
@@ -267,4 +268,4 @@ _HELD_BEFORE = (pl.lit(value=True).alias(_HELD), pl.lit(_FIRST, pl.Int64).alias(
 
 
 def _with_hashes(rows: pl.DataFrame, hashes: Hashes) -> pl.DataFrame:
-    return rows.filter(pl.Series(np.isin(rows[HASH].to_numpy(), hashes)))
+    return filter_rows(rows, np.isin(rows[HASH].to_numpy(), hashes))

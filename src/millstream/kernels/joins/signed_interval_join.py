@@ -30,6 +30,7 @@ import numpy as np
 import polars as pl
 
 from millstream.kernels.changes import consolidate, total_weight, with_diff, with_weight
+from millstream.kernels.columns import filter_rows
 from millstream.kernels.frames import DIFF, HASH, SPLIT, TIME, WATERMARK_SEEN, WEIGHT
 from millstream.kernels.joins.interval_join import IntervalJoin
 from millstream.kernels.joins.interval_pairs import Pairs, pairs_within
@@ -186,7 +187,7 @@ class _SignedBatch:
         alone[self._pairs(*rows)[number]] = False
         if self.join.emit == "final":
             alone &= own[TIME].to_numpy() + self.join.waits_us[number] < watermark_us
-        return own.filter(pl.Series(alone))
+        return filter_rows(own, alone)
 
     def _wait(self, number: int, rows: pl.DataFrame) -> None:
         """Set timers for rows that will be due."""

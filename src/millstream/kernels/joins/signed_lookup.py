@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from millstream.kernels.changes import concat_present
+from millstream.kernels.columns import constant
 from millstream.kernels.final_rows import changes_in_time, with_sign
 from millstream.kernels.frames import ARRIVED
 from millstream.kernels.given_rows import COMES_OUT, GivenRows
@@ -74,7 +75,7 @@ class SignedLookup(Lookup):
     def _given(self, added: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
         rows = added.with_columns(pl.lit(LAST_ARRIVED, pl.Int64).alias(ARRIVED))
         matches = self.matches(rows, table)
-        comes_out = pl.repeat(value=True, n=added.height, eager=True)
+        comes_out = constant(True, added.height, pl.Boolean)
         if self.how == "inner":
             comes_out = pl.Series(matches != NO_MATCH)
         found = taken(table, self.columns.right.names, matches)

@@ -14,6 +14,7 @@ import polars as pl
 
 from millstream.kernels.arrays import Bools
 from millstream.kernels.changes import concat_present
+from millstream.kernels.columns import filter_rows
 from millstream.kernels.frames import TIME
 from millstream.kernels.state.keyhash import Hashes
 from millstream.kernels.state.ledger import StateLedger
@@ -51,7 +52,7 @@ class WaitingRows:
         slots = times // SLOT_US
         keyed = rows.hstack([pl.Series(_TIME_KEY, times.view(np.uint64) ^ _SIGN)])
         for slot in np.unique(slots):
-            mine = keyed.filter(pl.Series(slots == slot))
+            mine = filter_rows(keyed, slots == slot)
             self.runs.add(int(slot), mine, lambda rows: rows, alive=self._waiting)
 
     def due(
@@ -108,7 +109,7 @@ class WaitingRows:
     def _waiting(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Leave out, when runs are folded, the rows that were taken."""
         done = _unsigned(self._done_us)[0]
-        return rows.filter(pl.Series(rows[_TIME_KEY].to_numpy() > done))
+        return filter_rows(rows, rows[_TIME_KEY].to_numpy() > done)
 
 
 def _unsigned(*times: int) -> Hashes:

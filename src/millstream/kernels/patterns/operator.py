@@ -26,6 +26,7 @@ import numpy as np
 import polars as pl
 
 from millstream.errors import UserCodeError
+from millstream.kernels.columns import constant
 from millstream.kernels.errors.user_code import UserCode
 from millstream.kernels.frames import HASH, RELEASED, RELEASED_TIE, TIME, WEIGHT
 from millstream.kernels.joins.versions import TIE
@@ -134,7 +135,7 @@ class PatternMatch(PatternOperator):
             rows[gate_column(at)] for at in sorted(starts) if self.compiled.gates[at] is not None
         ]
         if len(gates) < len(starts):
-            return pl.repeat(value=True, n=rows.height, eager=True)
+            return constant(True, rows.height, pl.Boolean)
         return reduce(or_, gates)
 
 

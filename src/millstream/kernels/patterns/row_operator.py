@@ -23,6 +23,7 @@ import polars as pl
 
 from millstream.errors import UserCodeError
 from millstream.kernels.arrays import Int64s
+from millstream.kernels.columns import constant
 from millstream.kernels.errors.dead_letter_collector import FailedRows
 from millstream.kernels.errors.user_code import UserCode
 from millstream.kernels.frames import HASH, RELEASED, RELEASED_TIE, TIME, WEIGHT, to_datetimes
@@ -208,7 +209,7 @@ class RowPatternMatch(PatternOperator):
 
     def may_begin(self, rows: pl.DataFrame) -> pl.Series:
         """Return which rows something that is emitted may begin with, by what they say alone."""
-        every = pl.repeat(value=True, n=rows.height, eager=True)
+        every = constant(True, rows.height, pl.Boolean)
         if not self.skips_rows:
             return every
         firsts = first_variables(self.pattern)
@@ -217,7 +218,7 @@ class RowPatternMatch(PatternOperator):
             name not in numbers or self.compiled.gates[numbers[name]] is None for name in firsts
         ):
             return every
-        none = pl.repeat(value=False, n=rows.height, eager=True)
+        none = constant(False, rows.height, pl.Boolean)
         return reduce(or_, (rows[gate_column(numbers[name])] for name in sorted(firsts)), none)
 
 

@@ -22,6 +22,7 @@ from millstream.errors import CorruptionError, UserCodeError
 from millstream.kernels.arrays import Int64s
 from millstream.kernels.changes import group_numbers
 from millstream.kernels.column_types import of_one_zero
+from millstream.kernels.columns import constant
 from millstream.kernels.errors.user_code import FAILURES, UnusableRowError, error_reason
 from millstream.kernels.frames import HASH, HIDDEN_PREFIX, WEIGHT
 from millstream.kernels.process.declarations import StateDeclaration, StateKind
@@ -209,7 +210,7 @@ def stored_frame(
         now_us.alias(_NOW),
         (none if timers_us is None else timers_us).alias(_TIMERS),
         none.alias(_PROCESSING_TIMERS),
-        pl.repeat(1, keys.height, dtype=pl.Int64, eager=True).alias(WEIGHT),
+        constant(1, keys.height, pl.Int64, WEIGHT),
     ]
     return keys.hstack(made)[[*columns.schema]]
 

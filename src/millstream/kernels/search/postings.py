@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 
 from millstream.kernels.arrays import Int64s
+from millstream.kernels.columns import filter_rows
 from millstream.kernels.frames import HASH
 from millstream.kernels.joins.versions import TIE
 from millstream.kernels.search.compiled_queries import NECESSARY
@@ -66,7 +67,7 @@ class Postings:
         held = self.runs.look_up(_SLOT, wanted, (_TERM, HASH, *self.others))
         found = [rows[[_TERM, HASH]] for rows in held]
         if new is not None:
-            found.append(new[[_TERM, HASH]].filter(pl.Series(np.isin(new[_TERM], wanted))))
+            found.append(filter_rows(new[[_TERM, HASH]], np.isin(new[_TERM], wanted)))
         none = pl.DataFrame(schema={_TERM: pl.UInt64(), HASH: pl.UInt64()})
         return Candidates(docs, terms, pl.concat([none, *found]))
 

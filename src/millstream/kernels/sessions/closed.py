@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from millstream.kernels.columns import filter_rows
 from millstream.kernels.frames import HASH
 from millstream.kernels.sessions.spans import EXPIRED_END, TILL
 from millstream.kernels.state.hash_order import sorted_distinct
@@ -38,7 +39,7 @@ class ClosedSessions:
         until = closed[TILL].to_numpy() + self.gap_us
         slots = until // self.slot_us
         for slot in np.unique(slots[until >= passed_us]):
-            self.runs.add(int(slot), closed.filter(pl.Series(slots == slot)), lambda rows: rows)
+            self.runs.add(int(slot), filter_rows(closed, slots == slot), lambda rows: rows)
 
     def drop(self, passed_us: int) -> None:
         """Drop the ends that nothing can overlap any more."""

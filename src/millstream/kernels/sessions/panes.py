@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from millstream.kernels.aggregation import Aggregation
+from millstream.kernels.columns import constant
 from millstream.kernels.frames import DIFF, HASH, REPLACED, TIME
 from millstream.kernels.sessions.spans import END, EXPIRED_END, START, TILL
 from millstream.kernels.trigger import AfterCount, AfterTime, EachBatch, EmitStrategy, Trigger
@@ -265,7 +266,7 @@ class SessionPanes:
     def _unchanged(self, firing: pl.DataFrame, results: pl.DataFrame) -> pl.Series:
         """Return which panes are suppressed, because they are unchanged."""
         if not self.emission.suppress_unchanged:
-            return pl.repeat(value=False, n=firing.height, eager=True)
+            return constant(False, firing.height, pl.Boolean)
         if self.emits_parts:
             return firing[NEW_EVENTS] == 0
         plain = [name for name, _ in self._emitted_schema if not name.startswith("pane_")]

@@ -46,6 +46,7 @@ from millstream.kernels.changes import (
     with_diff,
     with_weight,
 )
+from millstream.kernels.columns import filter_rows
 from millstream.kernels.frames import DIFF, HASH, REPLACED, SPLIT, TIME, WATERMARK_SEEN, WEIGHT
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.sessions.config import SessionConfig
@@ -233,7 +234,7 @@ class _SignedBatch:
         here = _sum(held, came)
         touched = back.clear() if here is None else here.select(back.columns)
         is_touched = np.isin(touched[HASH].to_numpy(), back[HASH].to_numpy())
-        both = pl.concat([touched.filter(pl.Series(is_touched)), back])
+        both = pl.concat([filter_rows(touched, is_touched), back])
         both = self._numbered(both).sort(_SAME, FROM, descending=[False, True])
         present = pl.col(WEIGHT).clip(0, None)
         earlier = present.cum_sum().over(_SAME) - present  # of equal ones that came after it

@@ -28,6 +28,7 @@ import pyarrow as pa
 
 from millstream.errors import ConfigError, CorruptionError
 from millstream.kernels.arrays import Bools, Int64s
+from millstream.kernels.columns import constant
 from millstream.kernels.frames import HASH, WEIGHT, polars_table
 from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.keyhash import Hashes
@@ -141,7 +142,7 @@ class AppendedRows:
         places = found[_PLACE].to_numpy()[order]
         rows = pl.concat(list(self._parts(self._sorted_chunks(), places)))
         copied = [rows[name].alias(copy) for copy, name in self.copies.items()]
-        weights = pl.repeat(1, rows.height, dtype=pl.Int64, eager=True).alias(WEIGHT)
+        weights = constant(1, rows.height, pl.Int64, WEIGHT)
         return rows.hstack([*copied, pl.Series(HASH, found[HASH].to_numpy()[order]), weights])
 
     def _parts(self, chunks: list[Run], places: Int64s) -> Iterator[pl.DataFrame]:

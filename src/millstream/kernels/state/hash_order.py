@@ -15,6 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from millstream.kernels.arrays import Bools, Int64s
+from millstream.kernels.columns import gather_rows
 from millstream.kernels.frames import HASH, WINDOW
 from millstream.kernels.state.keyhash import Hashes
 
@@ -40,7 +41,7 @@ def sort_by_hash(rows: pl.DataFrame, column: str = HASH) -> pl.DataFrame:
     hashes = rows[column].to_numpy()
     if (hashes[1:] >= hashes[:-1]).all():
         return rows
-    return rows[np.argsort(hashes, kind="stable")]
+    return gather_rows(rows, np.argsort(hashes, kind="stable"))
 
 
 def sort_by_window_and_hash(rows: pl.DataFrame) -> pl.DataFrame:
@@ -49,7 +50,7 @@ def sort_by_window_and_hash(rows: pl.DataFrame) -> pl.DataFrame:
     order = np.argsort(rows[HASH].to_numpy())
     if not _alike(windows):
         order = order[np.argsort(windows[order], kind="stable")]
-    return rows[order]
+    return gather_rows(rows, order)
 
 
 def latest_per_key(rows: pl.DataFrame, key: list[str]) -> pl.DataFrame:
@@ -64,8 +65,7 @@ def latest_per_key(rows: pl.DataFrame, key: list[str]) -> pl.DataFrame:
     again = np.flatnonzero(~ends)
     if not _equal(rows, order[again], rows, order[again + 1], key).all():
         return rows.unique(key, keep="last", maintain_order=True)
-    found: pl.DataFrame = rows[order[ends]]
-    return found
+    return gather_rows(rows, order[ends])
 
 
 def last_of_key(rows: pl.DataFrame, key: Sequence[str]) -> pl.Series:

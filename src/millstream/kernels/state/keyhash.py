@@ -121,23 +121,28 @@ def _column_words(column: pl.Series, scale: np.uint64) -> Hashes:
         words = _hash_bytes(column, scale)
     elif column.dtype.is_float():
         # Adding 0.0 turns -0.0 into 0.0; one NaN stands for all.
-        floats = column.cast(pl.Float64).fill_null(0.0).to_numpy() + 0.0
+        floats = _filled(column.cast(pl.Float64), 0.0).to_numpy() + 0.0
         words = np.where(np.isnan(floats), np.nan, floats).view(np.uint64)
     elif column.dtype.is_decimal() or type(column.dtype).__name__ in _BY_TEXT:
         words = _hash_bytes(column.cast(pl.String), scale)
     elif column.dtype == pl.UInt64:
-        words = column.fill_null(0).to_numpy()
+        words = _filled(column, 0).to_numpy()
     else:
-        whole = column.to_physical().cast(pl.Int64).fill_null(0)
-        words = whole.to_numpy().view(np.uint64)
+        # The cast is all that whole numbers need, and is no query of polars; neither is what has no nulls.
+        whole = column if column.dtype in _WHOLE else column.to_physical()
+        words = _filled(whole.cast(pl.Int64), 0).to_numpy().view(np.uint64)
     if column.null_count():
         words = np.where(column.is_null().to_numpy(), _NULL, words)
     return words
 
 
+def _filled(column: pl.Series, value: float | str | bytes) -> pl.Series:
+    return column.fill_null(value) if column.null_count() else column
+
+
 def _hash_bytes(column: pl.Series, scale: np.uint64) -> Hashes:
     """Hash values of any length: every word is mixed into the length."""
-    array = column.fill_null("" if column.dtype == pl.String else b"").to_arrow()
+    array = _filled(column, "" if column.dtype == pl.String else b"").to_arrow()
     array = array.cast(pa.large_binary())
     _, offsets_buffer, data = array.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int64)[array.offset : array.offset + len(array) + 1]

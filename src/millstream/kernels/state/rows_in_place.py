@@ -9,6 +9,7 @@ import polars as pl
 import pyarrow as pa
 
 from millstream.kernels.arrays import Int64s
+from millstream.kernels.columns import filter_rows
 from millstream.kernels.frames import HASH, polars_table
 from millstream.kernels.state.keyhash import Hashes
 from millstream.kernels.state.sorted_runs import SortedRuns, positions_of
@@ -35,6 +36,6 @@ def look_up_in_place(
         rows = polars_table(table.select(list(columns)).take(pa.array(found)))
         if run.share is not None and runs.owned is not None:
             own = runs.owned(rows, run.share)
-            rows, found = rows.filter(pl.Series(own)), found[own]
+            rows, found = filter_rows(rows, own), found[own]
         if rows.height:
             yield PlacedRows(rows, table, found)

@@ -39,6 +39,7 @@ import pyarrow.compute as pc
 
 from millstream.errors import CorruptionError
 from millstream.kernels.arrays import Bools
+from millstream.kernels.columns import filter_rows
 from millstream.kernels.frames import HASH, arrow_table, in_one_chunk, polars_table
 from millstream.kernels.state.hash_order import sort_by_hash
 from millstream.kernels.state.keyhash import Hashes
@@ -420,7 +421,7 @@ class SortedRuns:
         if run.share is None:
             return rows
         if not self._is_sliced:
-            rows = rows.filter(pl.Series((self.owned or _by_hash)(rows, run.share)))
+            rows = filter_rows(rows, (self.owned or _by_hash)(rows, run.share))
         if self.numbered is not None and run.share.renumbered:
             rows = rows.with_columns(pl.col(self.numbered) + run.share.renumbered)
         return rows

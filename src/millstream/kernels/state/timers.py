@@ -16,6 +16,7 @@ import polars as pl
 
 from millstream.errors import CorruptionError
 from millstream.kernels.arrays import Int64s
+from millstream.kernels.columns import filter_rows
 from millstream.kernels.frames import HASH
 from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.keyhash import Hashes
@@ -60,7 +61,7 @@ class Timers:
         slots = times // self.slot
         timers = pl.DataFrame({_TIME_KEY: times.view(np.uint64) ^ _SIGN, HASH: hashes})
         for slot in np.unique(slots):
-            rows = timers.filter(pl.Series(slots == slot))
+            rows = filter_rows(timers, slots == slot)
             self.runs.add(int(slot), rows, self._waiting)
 
     def due(self, until: int) -> Hashes:
@@ -96,7 +97,7 @@ class Timers:
     def _waiting(self, timers: pl.DataFrame) -> pl.DataFrame:
         """Leave out, when runs are folded, what has come already, and what is there twice."""
         done = _unsigned(self._done)[0]
-        return timers.filter(pl.Series(timers[_TIME_KEY].to_numpy() > done)).unique()
+        return filter_rows(timers, timers[_TIME_KEY].to_numpy() > done).unique()
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ import polars as pl
 from millstream.errors import UserCodeError
 from millstream.kernels.arrays import Int64s
 from millstream.kernels.changes import concat_present, group_numbers, with_diff
+from millstream.kernels.columns import filter_rows
 from millstream.kernels.decode.captured import TOTAL, TRANSACTION, UNAVAILABLE
 from millstream.kernels.errors.dead_letter_collector import FailedRows
 from millstream.kernels.frames import (
@@ -521,4 +522,4 @@ def _same_row(one: _Entry, other: _Entry | None) -> bool:
 
 
 def _with_hashes(rows: pl.DataFrame, hashes: Hashes) -> pl.DataFrame:
-    return rows.filter(pl.Series(np.isin(rows[HASH].to_numpy(), hashes)))
+    return filter_rows(rows, np.isin(rows[HASH].to_numpy(), hashes))

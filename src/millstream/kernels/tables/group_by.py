@@ -26,6 +26,7 @@ import polars as pl
 from millstream.kernels.aggregation import Aggregation, event_count
 from millstream.kernels.changes import consolidate, group_numbers, total_weight, with_diff
 from millstream.kernels.column_types import of_one_zero
+from millstream.kernels.columns import constant, filter_rows
 from millstream.kernels.frames import (
     DIFF,
     HASH,
@@ -163,7 +164,7 @@ class GroupBy(UntimedOperator):
             for key, (name, _) in zip(self.keys, self.columns, strict=True)
         ]
         if self.weighted and DIFF not in rows.columns:
-            keys.append(pl.repeat(1, rows.height, dtype=pl.Int8, eager=True).alias(DIFF))
+            keys.append(constant(1, rows.height, pl.Int8, DIFF))
         return rows.hstack(keys)
 
     @property
@@ -288,9 +289,9 @@ class _GroupBatch:
         groups = self._first_rows()
         of_known = numbers[self.fresh.height :]
         touched = of_known < groups.height
-        before = known.hstack([pl.Series(GROUP, of_known)]).filter(pl.Series(touched))
+        before = filter_rows(known.hstack([pl.Series(GROUP, of_known)]), touched)
         after = self._after(groups, before)
-        self._keep(hashes, known.filter(pl.Series(~touched)), after, found)
+        self._keep(hashes, filter_rows(known, ~touched), after, found)
         rows = pl.concat([step.rows(before, -1), step.rows(after, 1)])
         return _in_order(consolidate(rows), [name for name, _ in step.columns])
 
@@ -331,7 +332,7 @@ class _GroupBatch:
         ids = np.full(groups.height, -1, np.int64)
         ids[before[GROUP].to_numpy()] = before[GROUP_ID].to_numpy()
         new = ids < 0
-        fresh = groups.filter(pl.Series(new))
+        fresh = filter_rows(groups, new)
         ids[new] = new_ids(self.state, fresh, self.step.keys).to_numpy()
         return pl.Series(GROUP_ID, ids)
 

@@ -28,6 +28,7 @@ from millstream.kernels.aggregates.groups import flat, numbered
 from millstream.kernels.aggregates.protocol import Aggregate, TypeOf, bound_type
 from millstream.kernels.aggregation import Aggregation
 from millstream.kernels.arrays import Bools, Int64s
+from millstream.kernels.columns import constant, filter_rows
 from millstream.kernels.frames import HASH, ROWS
 from millstream.kernels.state.hash_order import differs_from_previous, sort_by_hash, sorted_distinct
 from millstream.kernels.state.keyed_rows import KeyedRows
@@ -177,7 +178,7 @@ def _by_space(
         return
     spaces = np.searchsorted(starts, ids[fresh[GROUP].to_numpy()], side="right") - 1
     for slot, start in enumerate(starts):
-        yield start, fresh.filter(pl.Series(spaces == slot))
+        yield start, filter_rows(fresh, spaces == slot)
 
 
 def _keep(state: OperatorState, runs: SortedRuns, slot: int, values: pl.DataFrame) -> None:
@@ -228,7 +229,7 @@ def _values_by_group(
     for bit, name in enumerate(names):
         values, lengths = flat(fresh[set_column(name)])
         of_values = pl.Series(GROUP, groups[numbered(lengths)])
-        bits = pl.repeat(1 << bit, len(values), dtype=_bits_type(names), eager=True)
+        bits = constant(1 << bit, len(values), _bits_type(names))
         parts.append(pl.DataFrame([of_values, values.alias(_VALUE), bits.alias(_SETS)]))
     every = pl.concat(parts)
     codes = _whole_codes(every, ids)
@@ -287,7 +288,7 @@ def _unknown(runs: SortedRuns, slot: int, values: pl.DataFrame) -> pl.DataFrame:
             at, bits = _joined(values, found)
         np.bitwise_and.at(unknown, at, ~bits)
     new = unknown != 0
-    return values.with_columns(pl.Series(_SETS, unknown)).filter(pl.Series(new))
+    return filter_rows(values.with_columns(pl.Series(_SETS, unknown)), new)
 
 
 def _equal(values: pl.DataFrame, found: pl.DataFrame) -> Bools:

@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 
 from millstream.kernels.changes import group_numbers
+from millstream.kernels.columns import filter_rows
 from millstream.kernels.frames import HASH, TIME, WEIGHT
 from millstream.kernels.state.arrangement import Arrangement
 from millstream.kernels.state.hash_order import sorted_distinct
@@ -85,7 +86,7 @@ class GroupTimes:
         keys = list(self.keys)
         found = group_numbers(pl.concat([groups[keys], kept[keys]]), keys)[groups.height :]
         mine = found < groups.height
-        kept = kept.filter(pl.Series(mine)).select(TIME, WEIGHT)
+        kept = filter_rows(kept, mine).select(TIME, WEIGHT)
         of_groups = numbers.gather(found[mine])
         return self._best(pl.concat([kept.hstack([of_groups]).select(own.columns), own]))
 

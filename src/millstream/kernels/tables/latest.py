@@ -22,6 +22,7 @@ from millstream.kernels.changes import (
     with_diff,
     with_weight,
 )
+from millstream.kernels.columns import constant
 from millstream.kernels.errors.user_code import UnusableRowError
 from millstream.kernels.frames import HASH, TIME, WEIGHT
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
@@ -136,7 +137,7 @@ class LatestRows(UntimedOperator):
     def _ties(self, rows: pl.DataFrame) -> Int64s:
         """Return what orders rows of one time, as upserts order rows without a place in the log."""
         by_name = sorted(range(len(self.columns)), key=lambda place: self.columns[place][0])
-        not_deleted = pl.repeat(False, rows.height, eager=True)
+        not_deleted = constant(False, rows.height, pl.Boolean)
         return digest_rows([*(rows[str(place)] for place in by_name), not_deleted])
 
     def _named(self, changes: pl.DataFrame) -> pl.DataFrame:

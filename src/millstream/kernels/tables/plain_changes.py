@@ -16,6 +16,7 @@ import polars as pl
 
 from millstream.kernels.arrays import Int64s
 from millstream.kernels.changes import concat_present, group_numbers, with_diff
+from millstream.kernels.columns import filter_rows
 from millstream.kernels.decode.captured import UNAVAILABLE
 from millstream.kernels.decode.fields import Mask
 from millstream.kernels.frames import DELETED, HASH, KIND, ORDER, ROWS, TIME, WEIGHT
@@ -81,7 +82,7 @@ class PlainChanges:
                 return False
             at = self._held_at[self._of_rows]
             met = at >= 0
-            if self._is_older(self.rows.filter(pl.Series(met)), self.held[at[met]]):
+            if self._is_older(filter_rows(self.rows, met), self.held[at[met]]):
                 return False
         return self.by_transactions or self._in_one_partition()
 
@@ -163,9 +164,9 @@ class PlainChanges:
         parts: list[pl.DataFrame | None] = [self._stored(self.rows[live], deleted=False)]
         if self.held is not None:
             near = np.isin(self.held[HASH].to_numpy(), hashes)
-            before = self.held.filter(pl.Series(near))
+            before = filter_rows(self.held, near)
             others = near & ~touched[self._numbers[: self._kept]]
-            parts.append(self.held.filter(pl.Series(others)))
+            parts.append(filter_rows(self.held, others))
         if gone >= 0:
             parts.append(self._deleted_row(gone, int(source[gone])))
         names = [*self.columns, *CAUSES, HASH, SPOILT, DELETED]
@@ -210,7 +211,7 @@ class PlainChanges:
         parts = [self.rows[live][names].with_columns(pl.lit(1, pl.Int64).alias(WEIGHT))]
         if self.held is not None:
             went = touched[self._numbers[: self._kept]] & ~self.held[DELETED].to_numpy()
-            before = self.held.filter(pl.Series(went))[names]
+            before = filter_rows(self.held, went)[names]
             parts = [before.with_columns(pl.lit(-1, pl.Int64).alias(WEIGHT)), *parts]
         found = concat_present(parts)
         return None if found is None else with_diff(found)

@@ -14,6 +14,7 @@ from functools import cached_property
 import polars as pl
 
 from millstream.kernels.changes import consolidate, total_weight, with_diff
+from millstream.kernels.columns import filter_rows
 from millstream.kernels.frames import HASH, TIME, WEIGHT, rows_digest
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.operator_base import OperatorBase
@@ -99,4 +100,4 @@ class StaticRows(OperatorBase):
             pl.lit(1, pl.Int64).alias(WEIGHT),
             pl.Series(HASH, hashes),
         )
-        return rows.filter(pl.Series(buckets_of(hashes, context.bucket_count) == context.bucket))
+        return filter_rows(rows, buckets_of(hashes, context.bucket_count) == context.bucket)

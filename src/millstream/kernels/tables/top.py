@@ -36,6 +36,7 @@ from millstream.kernels.changes import (
     with_diff,
     with_weight,
 )
+from millstream.kernels.columns import constant, filter_rows
 from millstream.kernels.frames import DIFF, HASH, TIME, WEIGHT, in_one_chunk
 from millstream.kernels.given_out import as_given_out
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
@@ -201,7 +202,7 @@ class TopRows(UntimedOperator):
         was, now = ranks_before <= self.count, ranks_after <= self.count
         moved = ranks_before != ranks_after if self.rank is not None else was != now
         added = every[after.places[now & moved]]
-        new = added.filter(pl.Series(~of_held[now & moved]))
+        new = filter_rows(added, ~of_held[now & moved])
         gone = int(np.count_nonzero(was & ~now))
         ledger.events_out = gone + came.height - new.height
         runs.spend(_SLOT, gone)
@@ -220,7 +221,7 @@ class TopRows(UntimedOperator):
 
     def _signed(self, rows: pl.DataFrame, sign: int, ranks: Int64s) -> pl.DataFrame:
         """Return rows with their ranks, as added or as taken back."""
-        weights = pl.repeat(sign, rows.height, dtype=pl.Int64, eager=True).alias(WEIGHT)
+        weights = constant(sign, rows.height, pl.Int64, WEIGHT)
         return self._rows(rows.hstack([pl.Series(_RANK, ranks), weights]))
 
     # ── rows that may be taken back ─────────────────────────────────────────────────────────

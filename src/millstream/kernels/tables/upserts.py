@@ -31,6 +31,7 @@ import polars as pl
 
 from millstream.errors import UserCodeError
 from millstream.kernels.changes import with_diff
+from millstream.kernels.columns import constant, filter_rows
 from millstream.kernels.errors.user_code import UnusableRowError
 from millstream.kernels.frames import (
     DELETED,
@@ -128,7 +129,7 @@ class Upserts(OperatorBase):
         return Prepared(pl.DataFrame([*named, rows[TIME], tie.alias(_TIE), deleted]))
 
     def _deleted(self, rows: pl.DataFrame) -> pl.Series:
-        deleted = pl.repeat(False, rows.height, eager=True).alias(DELETED)
+        deleted = constant(False, rows.height, pl.Boolean, DELETED)
         if DELETED in rows.columns:
             deleted |= rows[DELETED].fill_null(value=False)
         if self.deleted is not None:
@@ -270,7 +271,7 @@ class _UpsertBatch:
     def _expired(self, rows: pl.DataFrame) -> pl.Series:
         """Return which rows the watermark has passed by more than the ttl."""
         if self.upserts.ttl_us is None:
-            return pl.repeat(False, rows.height, eager=True)
+            return constant(False, rows.height, pl.Boolean)
         return rows[TIME] < self.watermark_us - self.upserts.ttl_us
 
     def _keep(
@@ -296,12 +297,12 @@ class _UpsertBatch:
 
 def _changes(rows: pl.DataFrame, weight: int) -> pl.DataFrame:
     there = rows.filter(~rows[DELETED])
-    weights = pl.repeat(weight, there.height, dtype=pl.Int64, eager=True).alias(WEIGHT)
+    weights = constant(weight, there.height, pl.Int64, WEIGHT)
     return there[[*visible(there.columns), TIME]].hstack([weights])
 
 
 def _with_hashes(rows: pl.DataFrame, hashes: Hashes) -> pl.DataFrame:
-    return rows.filter(pl.Series(np.isin(rows[HASH].to_numpy(), hashes)))
+    return filter_rows(rows, np.isin(rows[HASH].to_numpy(), hashes))
 
 
 def _digest(rows: pl.DataFrame, deleted: pl.Series) -> pl.Series:

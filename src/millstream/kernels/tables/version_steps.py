@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from millstream.kernels.columns import constant
 from millstream.kernels.frames import DELETED, HIDDEN_PREFIX
 from millstream.kernels.steps import ColumnNames, Filter, Step, StepResult
 
@@ -88,7 +89,7 @@ _NUMBER = "__number"
 def _there(table: pl.DataFrame) -> pl.Series:
     """Return which versions are no deletions."""
     if DELETED not in table.columns:
-        return pl.repeat(True, table.height, eager=True)
+        return constant(True, table.height, pl.Boolean)
     return ~table[DELETED].fill_null(value=False)
 
 

@@ -26,6 +26,7 @@ import polars as pl
 
 from millstream.kernels.arrays import Bools
 from millstream.kernels.changes import consolidate, total_weight, with_diff
+from millstream.kernels.columns import filter_rows
 from millstream.kernels.frames import HASH, TIME, WEIGHT
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.state.hash_order import sorted_distinct
@@ -192,7 +193,7 @@ class _EarlierValues:
         slots = values[START].to_numpy() // self._width_us * self._width_us
         unneeded = 0
         for slot in np.unique(slots).tolist():
-            part = values.filter(pl.Series(slots == slot))
+            part = filter_rows(values, slots == slot)
             if self._is_needed(slot):
                 self.runs.add(slot, part, lambda held: held)
             else:
@@ -233,7 +234,7 @@ class _EarlierValues:
         slots = hashed[START].to_numpy() // self._width_us * self._width_us
         found = [self._values(rows)]
         for slot in np.unique(slots).tolist():
-            hashes = sorted_distinct(hashed.filter(pl.Series(slots == slot))[HASH].to_numpy())
+            hashes = sorted_distinct(filter_rows(hashed, slots == slot)[HASH].to_numpy())
             found += [table.drop(HASH) for table in self.runs.look_up(slot, hashes)]
         return pl.concat(found)
 

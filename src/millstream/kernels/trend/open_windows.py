@@ -22,6 +22,7 @@ import polars as pl
 
 from millstream.kernels.arrays import Int64s
 from millstream.kernels.changes import concat_present, consolidate
+from millstream.kernels.columns import filter_rows
 from millstream.kernels.frames import DIFF, HASH, TIME, WEIGHT
 from millstream.kernels.state.hash_order import last_of_key, sorted_distinct
 from millstream.kernels.state.operator_state import OperatorState
@@ -74,7 +75,7 @@ class WindowSlots:
         """Divide rows among the slots of the times that each has, in the order of slots."""
         slots = self.of(times_us)
         for slot in np.unique(slots).tolist():
-            yield slot, rows.filter(pl.Series(slots == slot))
+            yield slot, filter_rows(rows, slots == slot)
 
 
 @dataclass

@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 
 from millstream.kernels.aggregation import event_count
+from millstream.kernels.columns import filter_rows
 from millstream.kernels.frames import HASH, ROWS, WEIGHT, WINDOW
 from millstream.kernels.operator import BatchContext, OperatorResult
 from millstream.kernels.queryable import QueryKeys, held_in_runs
@@ -96,7 +97,8 @@ class FinalWindowOperator(WindowOperator):
         windows = [rows for rows in windows if rows.height]
         if not windows:
             return None
-        merged = self.aggregation.merge(pl.concat(windows), WINDOW, *self.by, first=[HASH])
+        slices_of = pl.concat(windows) if len(windows) > 1 else windows[0]
+        merged = self.aggregation.merge(slices_of, WINDOW, *self.by, first=[HASH])
         ledger.events_out += event_count(merged)
         if not self.window.tiled:  # partials of several windows leave with the last of them
             for rows in slices:
@@ -110,13 +112,13 @@ class FinalWindowOperator(WindowOperator):
         if self.window.tiled:
             ends = self.window.ends(starts)
             here = (ends > after_us) & (ends <= upto_us)
-            rows = slices if here.all() else slices.filter(pl.Series(here))
+            rows = slices if here.all() else filter_rows(slices, here)
             return rows.rename({SLICE: WINDOW})
         ended = self.window.count_ended(starts, starts * 0 + upto_us)
         before = self.window.count_ended(starts, starts * 0 + after_us)
-        spread = self.explode_windows(slices.filter(pl.Series(ended > before)))
+        spread = self.explode_windows(filter_rows(slices, ended > before))
         ends = self.window.ends(spread[WINDOW].to_numpy())
-        return spread.filter(pl.Series((ends > after_us) & (ends <= upto_us)))
+        return filter_rows(spread, (ends > after_us) & (ends <= upto_us))
 
     def _events_emitted(self, slices: pl.DataFrame, after_us: int, upto_us: int) -> int:
         """Count the events to emit, once for each window that ends in (after, upto]."""
@@ -151,4 +153,4 @@ class FinalWindowOperator(WindowOperator):
             slices, slices * 0 + (watermark_us - self.expires_after_us)
         )
         is_open = passed < self.window.counts(slices)
-        return partials if is_open.all() else partials.filter(pl.Series(is_open))
+        return partials if is_open.all() else filter_rows(partials, is_open)

@@ -18,6 +18,7 @@ import polars as pl
 from millstream.kernels.aggregation import event_count
 from millstream.kernels.arrays import Bools
 from millstream.kernels.changes import divide_by
+from millstream.kernels.columns import filter_rows
 from millstream.kernels.frames import HASH, ROWS, WINDOW
 from millstream.kernels.operator import BatchContext
 from millstream.kernels.queryable import QueryKeys, held_in_runs
@@ -31,7 +32,6 @@ from millstream.kernels.windows.pending_panes import STEP, PendingPanes
 from millstream.kernels.windows.window_operator import (
     LATE_WINDOWS,
     WindowOperator,
-    filter_rows,
 )
 
 EVENT = "__event"  # UInt32: the number of an event, where each is in several windows

@@ -17,6 +17,7 @@ import polars as pl
 
 from millstream.kernels.aggregates.count import Count
 from millstream.kernels.aggregation import Aggregation
+from millstream.kernels.columns import constant
 from millstream.kernels.frames import DIFF, HASH, REPLACED, ROWS, WEIGHT, WINDOW
 from millstream.kernels.state.hash_order import (
     last_of_each,
@@ -109,7 +110,7 @@ class PaneValues:
         own = [name for name in fired.columns if name not in partials]
         panes = fired[own].hstack(values[partials])
         if before is None or not self.compares:
-            emitted = pl.repeat(None, panes.height, dtype=pl.Int64, eager=True)
+            emitted = constant(None, panes.height, pl.Int64)
             return panes.hstack([emitted.alias(EMITTED)]), before
         return pl.concat([before, panes], how="diagonal").sort(_AT, _PLACE), before
 

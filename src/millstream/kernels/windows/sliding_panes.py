@@ -41,6 +41,7 @@ from millstream.kernels.changes import (
     with_diff,
     with_weight,
 )
+from millstream.kernels.columns import filter_rows
 from millstream.kernels.frames import DIFF, HASH, REPLACED, TIME, WATERMARK_SEEN, WEIGHT
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.queryable import KeyColumns
@@ -303,7 +304,7 @@ class SlidingBatch:
         back = self.changes.filter(pl.col(WEIGHT) < 0)
         if not back.height:
             return
-        touched = after.filter(pl.Series(np.isin(after[HASH].to_numpy(), back[HASH].to_numpy())))
+        touched = filter_rows(after, np.isin(after[HASH].to_numpy(), back[HASH].to_numpy()))
         own = touched.drop(FROM, NEW, WATERMARK_SEEN, strict=False)
         check_nothing_owed(consolidate(own), self.step.name)
 

@@ -33,6 +33,7 @@ import polars as pl
 from millstream.kernels.aggregates.count import Count
 from millstream.kernels.arrays import Bools, Int64s
 from millstream.kernels.changes import concat_present, divide_by
+from millstream.kernels.columns import filter_rows
 from millstream.kernels.frames import (
     HASH,
     RELEASED,
@@ -380,7 +381,7 @@ class _TriggeredBatch(SlidingBatch):
         last[rows.row] = rows.event  # the key's: which of its events it is does not matter
         named = rows.events[last].select(HASH, *self.step.by)
         named = named.with_columns(pl.Series(TIME, rows.times_us), pl.Series(_DUE, next_ms))
-        named = named.filter(pl.Series(next_ms < _NEVER))
+        named = filter_rows(named, next_ms < _NEVER)
         for slot, timers in divide_by(named, named[_DUE].to_numpy() // self._slot_ms):
             self._timers.add(slot, timers, _each_once)
 

@@ -33,6 +33,7 @@ from millstream.durations import format_us
 from millstream.kernels import late
 from millstream.kernels.aggregates.event_order import with_order
 from millstream.kernels.arrays import Int64s
+from millstream.kernels.columns import constant
 from millstream.kernels.frames import (
     DIFF,
     HASH,
@@ -322,7 +323,7 @@ class SlidingWindowOperator(AggregateOperator):
         rows = now.drop(_OLD_VALUE)
         changed = touched
         if self.emission.suppress_unchanged:
-            same = pl.repeat(value=True, n=before.height, eager=True)
+            same = constant(True, before.height, pl.Boolean)
             known = rows.filter(was_known)
             for name in self.aggregation.names:
                 # Another name meanwhile: polars takes one such as "^a.*$" for a pattern.

@@ -25,8 +25,9 @@ import polars as pl
 
 from millstream.kernels import late
 from millstream.kernels.aggregation import event_count
-from millstream.kernels.arrays import Bools, Int64s
+from millstream.kernels.arrays import Int64s
 from millstream.kernels.changes import divide_by
+from millstream.kernels.columns import filter_rows
 from millstream.kernels.frames import (
     HASH,
     ROWS,
@@ -96,7 +97,7 @@ class WindowOperator(AggregateOperator):
         rows = rows.hstack([self.window.slices(rows[TIME]).alias(SLICE)])
         counts: Counter[str] = Counter()
         if not self.window.tiled:
-            held = rows.filter(pl.Series(self.window.counts(rows[SLICE].to_numpy()) > 0))
+            held = filter_rows(rows, self.window.counts(rows[SLICE].to_numpy()) > 0)
             counts["filtered"], rows = rows.height - held.height, held
         if not self.reduces:
             return Prepared(rows.drop(SLICE), 0, counts)
@@ -221,7 +222,7 @@ class WindowOperator(AggregateOperator):
         rows = [table for table in kept if table.height]
         if not rows:
             return None
-        table = pl.concat(rows)
+        table = pl.concat(rows) if len(rows) > 1 else rows[0]
         if self.by_arrival:
             return in_log_order(table)
         if self.side_output:
@@ -298,7 +299,7 @@ class WindowOperator(AggregateOperator):
         rows = pl.concat([pl.DataFrame(schema=types), *(part[[*types]] for part in partials)])
         ends = self.window.ends(rows[WINDOW].to_numpy())
         expired_us = delayed_watermark(watermark_us, self.expires_after_us)
-        rows = rows.filter(pl.Series(ends > expired_us))
+        rows = filter_rows(rows, ends > expired_us)
         merged = self.aggregation.merge(rows, WINDOW, *self.by).sort(WINDOW, *self.by)
         if self.aggregation.weighted:
             merged = merged.filter(pl.col(WEIGHT) != 0)
@@ -329,8 +330,3 @@ class WindowOperator(AggregateOperator):
             times = rows[column].to_numpy()
             slots = (times - offset) // self.slot_us * self.slot_us + offset
             yield from divide_by(rows, slots)
-
-
-def filter_rows(rows: pl.DataFrame, mask: Bools) -> pl.DataFrame:
-    """Return the rows at which the mask is true; all of them without copying."""
-    return rows if mask.all() else rows.filter(mask)

@@ -13,6 +13,7 @@ from typing import Any
 
 import polars as pl
 
+from millstream.kernels.columns import constant
 from millstream.views.schema import ViewSchema
 from millstream.views.state_store import sqlite_values
 
@@ -34,7 +35,7 @@ def encode_copy(
     kinds = schema.kinds
     numbers = [pl.int_range(start, start + frame.height, eager=True).cast(pl.String).alias("i")]
     if attempt is not None:
-        numbers.insert(0, pl.repeat(str(attempt), frame.height, eager=True).alias("attempt"))
+        numbers.insert(0, constant(str(attempt), frame.height, pl.String, "attempt"))
     values = [
         _copy_column(column, kinds[column.name]).alias(f"c{n}")
         for n, column in enumerate(frame.iter_columns())

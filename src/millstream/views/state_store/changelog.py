@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import polars as pl
 
 from millstream.errors import OffsetOutOfRangeError
+from millstream.kernels.columns import constant
 from millstream.views.schema import ViewSchema
 from millstream.views.state_store.database import Database
 
@@ -41,10 +42,10 @@ def append(
 
 def encode_changes(schema: ViewSchema, rows: pl.DataFrame, operation: str) -> bytes:
     """Return the frame that says that a batch did ``operation`` to these rows."""
-    frame = {"_op": pl.repeat(operation, rows.height, eager=True)}
+    frame = {"_op": constant(operation, rows.height, pl.String)}
     for name, dtype in schema.dtypes.items():
         there = name in rows.columns
-        frame[name] = rows[name] if there else pl.repeat(None, rows.height, dtype=dtype, eager=True)
+        frame[name] = rows[name] if there else constant(None, rows.height, dtype)
     buffer = io.BytesIO()
     pl.DataFrame(frame).write_ipc_stream(buffer, compression="lz4")
     return buffer.getvalue()
