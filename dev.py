@@ -49,7 +49,7 @@ TARGETS = "--extra redis --extra tantivy --extra iceberg --extra delta --extra m
 DOCS = "--group docs"
 ALL = (
     f"{TEST} --extra postgres --extra mysql --extra mongodb {TARGETS} "
-    f"--group browser --group check {DOCS}"
+    f"--extra notebook --group notebook --group browser --group check {DOCS}"
 )
 # Each with what it needs, what Python then runs, and what `help` says of it.
 COMMANDS = {

@@ -18,6 +18,7 @@ from millstream.kernels.plan import JobPlan, ViewSinkSpec
 from millstream.kernels.state.keyhash import Buckets
 from millstream.kernels.tables.upserts import VersionOrder
 from millstream.kernels.time.watermarks import WatermarkRule
+from millstream.notebook.cells import declared_by, is_newest
 from millstream.object_store.address import ObjectUrl, state_url
 from millstream.pipeline.app_run import AppRun
 from millstream.pipeline.avro import AvroSchema
@@ -217,8 +218,11 @@ class App(QueryableApp):
         check_policy(name, bad)
         if key is not None:
             check_topic_key(name, key, fields)
-        if name in self.topics:
-            raise ConfigError(f"Topic {name!r} is declared twice. Use the first declaration.")
+        known = self.topics.get(name)
+        if known is not None and is_newest(known.cell):
+            raise ConfigError(
+                f"Topic {name!r} is declared twice{declared_by(known.cell)}. Use the first declaration."
+            )
         self.topics[name] = Topic(self, name, fields, key, partitions, values, bad)
         self.partitions[name] = partitions
         return self.topics[name]
@@ -321,7 +325,8 @@ class App(QueryableApp):
         """Return the step that the tables of a topic of transactions share."""
         if topic is None:
             return None
-        if topic not in self.transactions:
+        known = self.transactions.get(topic)
+        if known is None or known.node.is_replaced:
             self.transactions[topic] = group_of(self, topic, self.topics)
         return self.transactions[topic]
 
@@ -373,13 +378,15 @@ class App(QueryableApp):
             orders.lookup(prices, on="item").view("orders_with_prices", key="id")
         """
         made = build_view_table(self, view, name)
-        if made.topic.name in self.topics:
+        known = self.topics.get(made.topic.name)
+        if known is not None and is_newest(known.cell):
             raise ConfigError(
                 f"The view {view.name!r} of the app {view.app!r} is followed twice. Use the first table."
             )
         self.topics[made.topic.name] = made.topic
         self.partitions[made.topic.name] = made.topic.partitions
-        self.followed = (*self.followed, made.followed)
+        others = [one for one in self.followed if one.topic != made.topic.name]
+        self.followed = (*others, made.followed)
         return made.table
 
     def spark_session(
@@ -451,11 +458,13 @@ class App(QueryableApp):
         Raises:
             ConfigError: there is no output, or nothing is read.
         """
+        self.drop_replaced()
         if not self.outputs:
             raise ConfigError(
                 f"The app {self.name!r} has no view and no other output. End a stream with "
                 ".view(name), .to(topic), .dataset(path) or .foreach(function)."
             )
+        self.check_newest()
         buckets = buckets or Buckets(self.buckets)
         plan = compile_plan(self.name, self.outputs, buckets, self.on_error)
         check_plan(plan)

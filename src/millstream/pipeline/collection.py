@@ -312,6 +312,7 @@ class Collection:
 
     @property
     def _sinks(self) -> SinkBuilder:
+        self.app.drop_replaced()
         return SinkBuilder(self.app, self.node, self.shape)
 
     def _into(self, output: Output) -> Self:

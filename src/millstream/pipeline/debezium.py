@@ -28,6 +28,7 @@ from millstream.kernels.errors.user_code import UserCode
 from millstream.kernels.tables.captured_table import CapturedTable
 from millstream.kernels.tables.transactions import Transactions
 from millstream.kernels.time.watermarks import WatermarkRule
+from millstream.notebook.cells import is_newest
 from millstream.pipeline.checks import check_time
 from millstream.pipeline.declaration import AppDeclaration
 from millstream.pipeline.expressions import Column, as_expression
@@ -136,7 +137,11 @@ class TransactionGroup:
         return (self.source, *self.tables)
 
     def add(self, table: SourceNode, collection: str) -> int:
-        """Add a table; return its number."""
+        """Add a table, or put it in the place of one that its cell declares again; return its number."""
+        for number, known in enumerate(self.tables):
+            if known.is_replaced and self.collections[number] == collection:
+                self.tables[number] = table
+                return number
         self.tables.append(table)
         self.collections.append(collection)
         self.kernel = replace(self.kernel, collections=tuple(self.collections))
@@ -165,7 +170,7 @@ def group_of(app: AppDeclaration, topic: str, topics: dict[str, Topic]) -> Trans
     Raises:
         ConfigError: the topic is declared as something else.
     """
-    if topic in topics:
+    if topic in topics and is_newest(topics[topic].cell):
         raise ConfigError(
             f"The topic of transactions {topic!r} is declared as a topic, too. A job reads it once: leave "
             "that declaration out, or read it in another app."
@@ -219,6 +224,7 @@ def build_captured_table(
         values,
         topic.bad,
         key[0],
+        topic.cell,
     )
     name = names.unique(f"table by {', '.join(key)}")
     kernel = CapturedTable(name, key, tuple(columns.items()))

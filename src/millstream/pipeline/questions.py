@@ -14,6 +14,7 @@ from millstream.durations import Duration
 from millstream.errors import ConfigError
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.state.keyhash import Buckets
+from millstream.notebook.cells import PROGRAM, cell_run, is_newest
 from millstream.pipeline.declaration import AppDeclaration
 from millstream.views.questions.answer import Answer
 from millstream.views.questions.deadline import Deadline
@@ -30,6 +31,7 @@ class QueryableApp(AppDeclaration):
     """The part of an app that is about questions."""
 
     _service: AnswerService | None = field(default=None, init=False, repr=False)
+    _question_cells: dict[str, int] = field(default_factory=dict, init=False, repr=False)
 
     @property
     @abstractmethod
@@ -66,7 +68,9 @@ class QueryableApp(AppDeclaration):
         """
 
         def declare(function: Function) -> Function:
-            if name in self.questions or any(output.name == name for output in self.outputs):
+            self.drop_replaced()
+            known = name in self.questions and is_newest(self._question_cells.get(name, PROGRAM))
+            if known or any(output.name == name for output in self.outputs):
                 raise ConfigError(
                     f"The question {name!r} is declared twice, or is the name of an output. Choose another name."
                 )
@@ -79,6 +83,7 @@ class QueryableApp(AppDeclaration):
                     f"The question {name!r} is an async function, and is called in a thread. Declare it with def alone."
                 )
             self.questions[name] = function
+            self._question_cells[name] = cell_run()
             return function
 
         return declare
