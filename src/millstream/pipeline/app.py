@@ -22,6 +22,7 @@ from millstream.notebook.cells import declared_by, is_newest
 from millstream.object_store.address import ObjectUrl, state_url
 from millstream.pipeline.app_run import AppRun
 from millstream.pipeline.avro import AvroSchema
+from millstream.pipeline.background_app import BackgroundApp
 from millstream.pipeline.captured import CapturedTopic, captured_topic, declared_columns
 from millstream.pipeline.checks import (
     at_least_one,
@@ -43,7 +44,6 @@ from millstream.pipeline.engine_choice import EngineName, choose_engine
 from millstream.pipeline.expressions import Column, as_expression
 from millstream.pipeline.graph import DataFrameNode, GraphNode, OperatorNode, Output
 from millstream.pipeline.progress_table import shown_on
-from millstream.pipeline.questions import QueryableApp
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.spark_extra import spark_extra
@@ -76,8 +76,8 @@ if TYPE_CHECKING:
     from millstream.spark.job import DataFrame, SparkSession
 
 
-@dataclass
-class App(QueryableApp):
+@dataclass(repr=False)
+class App(BackgroundApp):
     """A pipeline: declare topics, streams and views on it, then :meth:`run` it.
 
     Args:
@@ -130,7 +130,6 @@ class App(QueryableApp):
     state: str | Path | None = None
     local: str | Path | None = field(default=None, kw_only=True)
     dead_max: float = 0.5
-    topics: dict[str, Topic] = field(default_factory=dict, init=False)
     panels: tuple[Panel, ...] = field(default=(), init=False)
     alert_rules: tuple[AlertRule, ...] = field(default=(), init=False, repr=False)
     followed: tuple[FollowedView, ...] = field(default=(), init=False, repr=False)
@@ -286,7 +285,7 @@ class App(QueryableApp):
                 declared,
                 columns,
                 found.options,
-                self._transaction_group(found.options.transactions),
+                group_of(self, found.options.transactions, self.topics, self.transactions),
                 time=time,
                 watermark=watermark,
                 code=UserCode("", declared_at(), self.on_error),
@@ -320,15 +319,6 @@ class App(QueryableApp):
             options.setdefault("partitions", found.partitions)
         options.setdefault("bad", "stop")
         return found
-
-    def _transaction_group(self, topic: str | None) -> TransactionGroup | None:
-        """Return the step that the tables of a topic of transactions share."""
-        if topic is None:
-            return None
-        known = self.transactions.get(topic)
-        if known is None or known.node.is_replaced:
-            self.transactions[topic] = group_of(self, topic, self.topics)
-        return self.transactions[topic]
 
     def static_table(
         self, rows: Any, *, key: str | Sequence[str], name: str = "static table"
@@ -506,9 +496,9 @@ class App(QueryableApp):
         self.plan()  # an app without an output is refused before anything starts
         return self._job(self.plan)
 
-    def job_of(self, node: GraphNode, columns: ColumnTypes) -> Job:
-        """Describe a plan of its own whose one output is the rows of a node."""
-        output = Output("to_spark", node, (), tuple(columns.items()))
+    def job_of(self, node: GraphNode, columns: ColumnTypes, name: str) -> Job:
+        """Describe a plan of its own whose one output, by a name, is the rows of a node."""
+        output = Output(name, node, (), tuple(columns.items()))
         return self._job(lambda buckets: compile_plan(self.name, [output], buckets, self.on_error))
 
     def _job(self, compiled: Callable[[Buckets], JobPlan]) -> Job:
@@ -532,6 +522,7 @@ class App(QueryableApp):
         count: int | None = None,
         on_progress: Callable[[Progress], None] | None = None,
         on_alarm: Callable[[str], None] | None = None,
+        on_started: Callable[[], None] | None = None,
         show: bool | TextIO | None = None,
         engine: EngineName | None = None,
         cores: int | None = None,
@@ -552,6 +543,7 @@ class App(QueryableApp):
             count: Stop, after the current batch, when this run has read so many records.
             on_progress: Called after every committed batch, in the order of batches.
             on_alarm: Called with an alarm's message; see ``late_alarm`` and ``dead_max``.
+            on_started: Called when the run has begun: declaration and state fit, and batches may come.
             show: Show progress on standard error, or on this stream: the phases of the start, then a table in a
                 terminal, else lines. By default in a terminal only, and not with ``on_progress``.
             engine: ``"spark"``, or ``"local"``: in this process, without Java, for development; the next run may be on the
@@ -590,6 +582,7 @@ class App(QueryableApp):
             same_expressions=same_expressions,
             dead_max=self.dead_max,
             on_alarm=on_alarm,
+            on_started=lambda _start: None if on_started is None else on_started(),
         )
         run = AppRun(
             self.job(),

@@ -164,12 +164,21 @@ def envelope_options(given: object, name: str) -> Debezium:
     return Debezium()
 
 
-def group_of(app: AppDeclaration, topic: str, topics: dict[str, Topic]) -> TransactionGroup:
-    """Declare a topic of transactions, and make the step of the tables that change with it.
+def group_of(
+    app: AppDeclaration,
+    topic: str | None,
+    topics: dict[str, Topic],
+    groups: dict[str, TransactionGroup],
+) -> TransactionGroup | None:
+    """Return the step of the tables that change with a topic of transactions, which the first of them declares.
 
     Raises:
         ConfigError: the topic is declared as something else.
     """
+    if topic is None:
+        return None
+    if topic in groups and not groups[topic].node.is_replaced:
+        return groups[topic]
     if topic in topics and is_newest(topics[topic].cell):
         raise ConfigError(
             f"The topic of transactions {topic!r} is declared as a topic, too. A job reads it once: leave "
@@ -180,7 +189,8 @@ def group_of(app: AppDeclaration, topic: str, topics: dict[str, Topic]) -> Trans
     source = SourceNode(
         app.names.unique(topic), topic, TRANSACTION_FIELDS, None, IN_ORDER, TransactionFormat()
     )
-    return TransactionGroup(source, app.names.unique(f"order of {topic}"))
+    groups[topic] = TransactionGroup(source, app.names.unique(f"order of {topic}"))
+    return groups[topic]
 
 
 def build_captured_table(

@@ -86,8 +86,8 @@ class AppDeclaration(ABC):
             raise ConfigError(f"{what} of one app; these are of {self.name!r} and {other.name!r}.")
 
     @abstractmethod
-    def job_of(self, node: GraphNode, columns: ColumnTypes) -> Job:
-        """Describe a plan of its own whose one output is the rows of a node."""
+    def job_of(self, node: GraphNode, columns: ColumnTypes, name: str) -> Job:
+        """Describe a plan of its own whose one output, by a name, is the rows of a node."""
 
 
 def _stale(output: Output, node: GraphNode | Output, cell: int) -> str:

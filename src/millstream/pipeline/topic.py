@@ -20,6 +20,7 @@ from millstream.kernels.trigger import LatePolicy
 from millstream.log.archive import RECORD_SCHEMA
 from millstream.log.archiver import PartitionArchive
 from millstream.notebook.cells import cell_run
+from millstream.notebook.html import facts_html
 from millstream.pipeline.checks import check_time
 from millstream.pipeline.declaration import AppDeclaration
 from millstream.pipeline.expressions import Column, as_expression, names_given
@@ -36,7 +37,7 @@ from millstream.pipeline.watermarks import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Topic:
     """A topic of the log as the pipeline declares it: see :meth:`millstream.App.topic`."""
 
@@ -47,7 +48,14 @@ class Topic:
     partitions: int
     values: ValueFormat = JSON
     bad: BadRecordPolicy = "dead-letter"
-    cell: int = field(default_factory=cell_run, repr=False)
+    cell: int = field(default_factory=cell_run)
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{name} {dtype}" for name, dtype in columns_of(self.fields).items())
+        return f"Topic {self.name!r}: {columns}"
+
+    def _repr_html_(self) -> str:
+        return facts_html(f"Topic {self.name}", columns_of(self.fields).items())
 
     def stream(
         self,
