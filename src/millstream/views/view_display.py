@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     import altair as alt
 
 _ROWS = 10  # as many as polars shows
+_VEGA_LITE = "application/vnd.vegalite.v5+json"
+_VEGA_LITE_SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
 _POINTS_MAX = 5_000  # what Vega-Lite draws in a moment
 
 
@@ -50,7 +53,7 @@ def time_column(schema: ViewSchema) -> str | None:
     return next((name for name in schema.key if schema.dtypes[name].is_temporal()), None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ViewPlot:
     """A plot of a view over time, which a notebook shows and goes on updating. See :meth:`View.plot`."""
 
@@ -86,12 +89,28 @@ class ViewPlot:
         return chart
 
     def _ipython_display_(self) -> None:
-        def render() -> Bundle:
-            found: Any = self.chart()._repr_mimebundle_()
-            bundle: Bundle = dict(found[0] if isinstance(found, tuple) else found)
-            return {"text/plain": repr(self), **bundle}
+        self.chart()  # without Altair, that is said here
+        show_live(lambda: _chart_bundle(self.chart(), repr(self)), self.store.version)
 
-        show_live(render, self.store.version)
+    def __repr__(self) -> str:
+        by = "" if self.by is None else f", by {self.by}"
+        return f"Plot of {self.view}: {self.y} over {self.x}{by}"
+
+
+def _chart_bundle(chart: alt.Chart, text: str) -> Bundle:
+    """Return what to show of a chart.
+
+    Altair's own HTML loads its scripts from the network. JupyterLab, Notebook and VS Code have Vega-Lite 5, which draws what we
+    draw just as 6 does: they are given that, unless the user has chosen a renderer. Colab has none.
+    """
+    import altair as alt  # noqa: PLC0415 - an extra
+
+    if alt.renderers.active == "default" and "google.colab" not in sys.modules:
+        drawing = {**chart.to_dict(), "$schema": _VEGA_LITE_SCHEMA}
+        return {_VEGA_LITE: drawing, "text/plain": text}
+    found: Any = chart._repr_mimebundle_()
+    bundle: Bundle = dict(found[0] if isinstance(found, tuple) else found)
+    return {**bundle, "text/plain": text}
 
 
 def plot_of(store: ViewReader, view: str, x: str | None, y: str | None, by: str | None) -> ViewPlot:
