@@ -197,10 +197,9 @@ class BackgroundRun:
 
     def raise_failure(self) -> None:
         """Raise what the run failed with, once."""
-        error, told = self._error, self._told
-        self._told = True
-        if error is not None and not told and not self.is_alive:
-            raise error.with_traceback(None)
+        if self._error is not None and not self._told and not self.is_alive:
+            self._told = True
+            raise self._error.with_traceback(None)
 
     def tell_failure(self) -> None:
         """Say on standard error that the run has failed, once."""
