@@ -1,3 +1,6 @@
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -26,7 +29,12 @@ counts.view("counts")
 """
 LATEST = 'stream.filter(pl.col("ad") != "z").view("latest", key="ad")'
 CELLS = {"topic": TOPIC, "stream": STREAM, "view": VIEW, "latest": LATEST}
-ABOVE = {"topic": (), "stream": ("topic",), "view": ("topic", "stream"), "latest": ("topic", "stream")}
+ABOVE = {
+    "topic": (),
+    "stream": ("topic",),
+    "view": ("topic", "stream"),
+    "latest": ("topic", "stream"),
+}
 OUTPUTS = {"view": "counts", "latest": "latest"}
 
 
@@ -176,3 +184,17 @@ def test_with_xmode_verbose_an_error_shows_all_lines(cells, capsys):
 def test_nothing_prints_its_inside(cells, name):
     run_all(cells)
     assert len(repr(cells.value(name))) < 200
+
+
+def test_the_cells_of_the_page_run_and_run_again(cells, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).resolve().parents[3] / "docs" / "notebooks.md").read_text()
+    blocks = re.findall(r"(?ms)^```python\n(.*?)^```", page)
+    assert len(blocks) == 9
+    for number, block in [*enumerate(blocks), *enumerate(blocks)]:
+        assert cells.run(block, str(number)) is None, block
+    assert cells.value("app").status.views["per_minute"] == 1
+    shown = capsys.readouterr()
+    assert "shop running: engine local" in shown.out
+    assert "per_minute: 1 rows" in shown.out
+    cells.value("view").close()

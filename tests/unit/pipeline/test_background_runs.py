@@ -16,7 +16,9 @@ PATIENCE_S = 120
 def app_over(log, name="ads", window="1 minute"):
     app = ms.App(name, log=log)
     topic = app.topic("clicks", {"ad": str, "n": int})
-    topic.stream().window(ms.tumbling(window), by="ad").emit("update").agg(n=ms.sum("n")).view("sums")
+    topic.stream().window(ms.tumbling(window), by="ad").emit("update").agg(n=ms.sum("n")).view(
+        "sums"
+    )
     return app
 
 
