@@ -44,9 +44,8 @@ from __future__ import annotations
 import linecache
 import sys
 import traceback
-from pathlib import Path
 
-_OURS = str(Path(__file__).parent)
+_OURS = __file__.removesuffix("errors.py")
 _OF_LIBRARIES = ("site-packages", "dist-packages", "lib/python3")
 
 

@@ -32,7 +32,8 @@ def show_table(store: ViewReader, view: str) -> None:
     def render() -> Bundle:
         found = newest_rows(store, view, _ROWS)
         batch = "before its first batch" if found.batch_id is None else f"batch {found.batch_id}"
-        note = f"{store.count(view):,} rows, {batch}"
+        count = store.count(view)
+        note = f"{count:,} {'row' if count == 1 else 'rows'}, {batch}"
         table = re.sub(r"<small>shape: .*?</small>", "", found.rows._repr_html_())
         return {
             "text/plain": f"{view}: {note}\n{found.rows}",

@@ -196,5 +196,5 @@ def test_the_cells_of_the_page_run_and_run_again(cells, tmp_path, monkeypatch, c
     assert cells.value("app").status.views["per_minute"] == 1
     shown = capsys.readouterr()
     assert "shop running: engine local" in shown.out
-    assert "per_minute: 1 rows" in shown.out
+    assert "per_minute: 1 row, batch 0" in shown.out
     cells.value("view").close()

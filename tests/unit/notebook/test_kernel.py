@@ -114,11 +114,12 @@ def test_a_cell_is_known_by_its_id_and_an_edit_takes_the_place_of_what_it_declar
         assert jupyter.run(view % "one", "view")["error"] == ""
         assert jupyter.run(view % "two", "view")["error"] == ""
         assert jupyter.run("app", "show")["result"].endswith("outputs two)")
-        assert jupyter.run(view % "two", "third")["error"].splitlines() == [
-            """In[7], line 1: app.topic("clicks", {"ad": str}).stream().view('two', key="ad")""",
-            "ConfigError: Topic 'clicks' is declared twice, before in cell [5] (if that cell is gone, run the one "
-            "with ms.App again). Use the first declaration.",
-        ]
+        shown = jupyter.run(view % "two", "third")["error"].splitlines()
+        assert len(shown) == 2
+        assert shown[0].startswith("In[7], line 1: app.topic(")
+        assert shown[1].startswith(
+            "ConfigError: Topic 'clicks' is declared twice, before in cell [5]"
+        )
 
 
 def test_a_failure_in_the_background_is_one_sentence_in_the_next_cell_and_only_there(tmp_path):

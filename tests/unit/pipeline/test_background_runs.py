@@ -146,6 +146,7 @@ def test_the_end_of_the_process_ends_the_run_and_leaves_nothing(tmp_path):
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
+        check=False,
     )
     assert ended.returncode == 0, ended.stderr
     folder = tmp_path / "apps" / "ads"
