@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 import millstream as ms
-from millstream.errors import ConfigError, UserCodeError
+from millstream.errors import ConfigError, FencedError, UserCodeError
 from millstream.views.runs.control_files import active_runs, stop_request_file
 
 PATIENCE_S = 120
@@ -114,6 +114,36 @@ def test_a_start_after_a_failure_begins_anew(tmp_path):
     again = app.start()
     wait_until(lambda: app.status.views.get("halves") == 1)
     again.stop()
+
+
+def test_a_run_that_another_one_replaces_ends_and_says_why(tmp_path):
+    app = app_over(tmp_path)
+    running = app.start()
+    app_over(tmp_path).run(until="caught-up", engine="local")
+    wait_until(lambda: not running.is_alive)
+    assert "was replaced by run 2" in app.status.error
+    with pytest.raises(FencedError):
+        app.stop()
+    assert app.stop().state == "failed"
+
+
+def test_the_status_can_be_asked_at_any_moment_of_a_start(tmp_path):
+    app = app_over(tmp_path)
+    seen, ended = [], threading.Event()
+
+    def ask():
+        while not ended.is_set():
+            seen.append(app.status.state)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    for _ in range(3):
+        app.start()
+        app.stop()
+    ended.set()
+    asking.join()
+    assert {"not started", "starting", "running", "stopped"} <= {*seen, "running"}
+    assert "failed" not in seen
 
 
 def test_wait_ends_with_the_run(tmp_path):
