@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 from millstream.notebook.cells import cell_run, is_kernel, is_newest
@@ -23,13 +24,17 @@ _DISPLAYS_MAX = 50  # the oldest ones stay as they are
 
 @dataclass(eq=False)
 class _LiveDisplay:
-    """A display, by its handle. ``render`` returns what to show, ``version`` what differs when that does."""
+    """A display, by its handle. ``render`` returns what to show, ``version`` what differs when that does.
+
+    ``shown`` is the version of ``bundle``, which is shown.
+    """
 
     handle: Any
     cell: int
     render: Callable[[], Bundle]
     version: Callable[[], object]
     shown: object
+    bundle: Bundle
 
     def update(self) -> bool:
         """Show what there is now; return whether this goes on."""
@@ -39,13 +44,21 @@ class _LiveDisplay:
             version = self.version()
             if version == self.shown:
                 return True
-            bundle = self.render()
+            self.bundle = self.render()
         except Exception as error:  # noqa: BLE001 - the display says it, as nobody waits for an answer
-            self.handle.update({"text/plain": f"No longer updated: {error}"}, raw=True)
+            self.handle.update(_ended(self.bundle, f"No longer updated: {error}"), raw=True)
             return False
         self.shown = version
-        self.handle.update(bundle, raw=True)
+        self.handle.update(self.bundle, raw=True)
         return True
+
+
+def _ended(bundle: Bundle, why: str) -> Bundle:
+    """Return what is shown, with a line below it."""
+    ended = {**bundle, "text/plain": f"{bundle['text/plain']}\n{why}"}
+    if "text/html" in bundle:
+        ended["text/html"] = f"{bundle['text/html']}<p>{escape(why)}</p>"
+    return ended
 
 
 _displays: deque[_LiveDisplay] = deque(maxlen=_DISPLAYS_MAX)
@@ -62,13 +75,13 @@ def show_live(render: Callable[[], Bundle], version: Callable[[], object]) -> No
     from IPython import display as ipython  # noqa: PLC0415 - IPython has called us
 
     display: Callable[..., Any] = ipython.display
-    seen = version()
+    seen, bundle = version(), render()
     if not is_kernel():
-        display(render(), raw=True)
+        display(bundle, raw=True)
         return
-    handle = display(render(), raw=True, display_id=True)
+    handle = display(bundle, raw=True, display_id=True)
     with _lock:
-        _displays.append(_LiveDisplay(handle, cell_run(), render, version, seen))
+        _displays.append(_LiveDisplay(handle, cell_run(), render, version, seen, bundle))
         _start()
 
 

@@ -39,6 +39,7 @@ class Kernel:
 
     def __init__(self, manager, client):
         self.manager, self.client = manager, client
+        self.updated = ""  # what displays were replaced with
 
     def run(self, code, cell):
         """Run a cell; return the texts that it showed: by the kind of message."""
@@ -51,6 +52,8 @@ class Kernel:
         shown = {"stdout": "", "stderr": "", "error": "", "result": ""}
         while True:
             got = self.client.get_iopub_msg(timeout=PATIENCE_S)
+            if got["msg_type"] == "update_display_data":
+                self.updated += got["content"]["data"]["text/plain"]
             if got["parent_header"].get("msg_id") != message["header"]["msg_id"]:
                 continue
             content = got["content"]
@@ -151,6 +154,15 @@ def test_a_kernel_that_is_restarted_leaves_nothing_and_the_app_starts_again(tmp_
         ends = time.monotonic() + PATIENCE_S
         while "shares 1" not in jupyter.run("app.status", "status")["result"]:
             assert time.monotonic() < ends
+        assert (
+            "1 row" in jupyter.run('view = ms.view("shares", log="data"); view', "view")["result"]
+        )
+        jupyter.run("view.close()", "close")
+        while "No longer updated" not in jupyter.updated:
+            jupyter.run("1", "other")
+            assert time.monotonic() < ends
+        last = jupyter.updated.partition("No longer updated")[0]
+        assert "shares: 1 row" in last  # and it stays there
         os.kill(jupyter.manager.provisioner.pid, 9)  # as when the machine takes it away
         jupyter.restart()
         jupyter.run(DECLARED, "declared")
