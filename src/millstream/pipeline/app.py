@@ -18,7 +18,7 @@ from millstream.kernels.plan import JobPlan, ViewSinkSpec
 from millstream.kernels.state.keyhash import Buckets
 from millstream.kernels.tables.upserts import VersionOrder
 from millstream.kernels.time.watermarks import WatermarkRule
-from millstream.notebook.cells import declared_by, is_newest
+from millstream.notebook.cells import declared_by
 from millstream.object_store.address import ObjectUrl, state_url
 from millstream.pipeline.app_run import AppRun
 from millstream.pipeline.avro import AvroSchema
@@ -62,7 +62,6 @@ from millstream.pipeline.view_table import build_view_table
 from millstream.pipeline.watermarks import IN_ORDER, check_dataframe_watermark
 from millstream.views.address import StateStoreAddress, parse_store
 from millstream.views.alerts.rule import AlertRule, check_app_rules
-from millstream.views.followed_view import FollowedView
 from millstream.views.panels import Panel, check_panel, to_plain
 from millstream.views.reader import View
 from millstream.views.runs.dead_letter_share import check_dead_letter_max
@@ -132,7 +131,6 @@ class App(BackgroundApp):
     dead_max: float = 0.5
     panels: tuple[Panel, ...] = field(default=(), init=False)
     alert_rules: tuple[AlertRule, ...] = field(default=(), init=False, repr=False)
-    followed: tuple[FollowedView, ...] = field(default=(), init=False, repr=False)
     _store_address: StateStoreAddress | None = field(default=None, init=False, repr=False)
     transactions: dict[str, TransactionGroup] = field(default_factory=dict, init=False, repr=False)
 
@@ -217,10 +215,10 @@ class App(BackgroundApp):
         check_policy(name, bad)
         if key is not None:
             check_topic_key(name, key, fields)
-        known = self.topics.get(name)
-        if known is not None and is_newest(known.cell):
+        self.drop_replaced()
+        if name in self.topics:
             raise ConfigError(
-                f"Topic {name!r} is declared twice{declared_by(known.cell)}. Use the first declaration."
+                f"Topic {name!r} is declared twice{declared_by(self.topics[name].cell)}. Use the first declaration."
             )
         self.topics[name] = Topic(self, name, fields, key, partitions, values, bad)
         self.partitions[name] = partitions
@@ -368,15 +366,14 @@ class App(BackgroundApp):
             orders.lookup(prices, on="item").view("orders_with_prices", key="id")
         """
         made = build_view_table(self, view, name)
-        known = self.topics.get(made.topic.name)
-        if known is not None and is_newest(known.cell):
+        self.drop_replaced()
+        if made.topic.name in self.topics:
             raise ConfigError(
                 f"The view {view.name!r} of the app {view.app!r} is followed twice. Use the first table."
             )
         self.topics[made.topic.name] = made.topic
         self.partitions[made.topic.name] = made.topic.partitions
-        others = [one for one in self.followed if one.topic != made.topic.name]
-        self.followed = (*others, made.followed)
+        self.followed = (*self.followed, made.followed)
         return made.table
 
     def spark_session(

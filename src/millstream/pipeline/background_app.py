@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from millstream.errors import ConfigError
+from millstream.notebook.cells import is_newest
 from millstream.notebook.graph_svg import graph_svg
 from millstream.notebook.html import titled_html
 from millstream.pipeline.background_run import (
@@ -20,6 +21,7 @@ from millstream.pipeline.engine_choice import EngineName, choose_engine
 from millstream.pipeline.progress_table import both
 from millstream.pipeline.questions import QueryableApp
 from millstream.views.commit.pipeline_graph import pipeline_graph
+from millstream.views.followed_view import FollowedView
 from millstream.views.runs.progress import Progress, Report
 
 if TYPE_CHECKING:
@@ -33,12 +35,21 @@ class BackgroundApp(QueryableApp):
     """The part of an app that is about runs in the background."""
 
     topics: dict[str, Topic] = field(default_factory=dict, init=False)
+    followed: tuple[FollowedView, ...] = field(default=(), init=False, repr=False)
     _background: BackgroundRun | None = field(default=None, init=False, repr=False)
 
     def __repr__(self) -> str:
         self.drop_replaced()
         topics, outputs = ", ".join(self.topics), ", ".join(one.name for one in self.outputs)
         return f"App({self.name!r}: topics {topics or 'none'}; outputs {outputs or 'none'})"
+
+    def drop_replaced(self) -> None:
+        """Forget all that cells of a notebook declared before they ran again: a run would create their topics."""
+        super().drop_replaced()
+        for name, topic in [*self.topics.items()]:
+            if not is_newest(topic.cell):
+                del self.topics[name], self.partitions[name]
+        self.followed = tuple(one for one in self.followed if one.topic in self.topics)
 
     def _repr_html_(self) -> str | None:
         """Draw the pipeline; None where there is none yet."""

@@ -28,7 +28,6 @@ from millstream.kernels.errors.user_code import UserCode
 from millstream.kernels.tables.captured_table import CapturedTable
 from millstream.kernels.tables.transactions import Transactions
 from millstream.kernels.time.watermarks import WatermarkRule
-from millstream.notebook.cells import is_newest
 from millstream.pipeline.checks import check_time
 from millstream.pipeline.declaration import AppDeclaration
 from millstream.pipeline.expressions import Column, as_expression
@@ -179,7 +178,8 @@ def group_of(
         return None
     if topic in groups and not groups[topic].node.is_replaced:
         return groups[topic]
-    if topic in topics and is_newest(topics[topic].cell):
+    app.drop_replaced()
+    if topic in topics:
         raise ConfigError(
             f"The topic of transactions {topic!r} is declared as a topic, too. A job reads it once: leave "
             "that declaration out, or read it in another app."

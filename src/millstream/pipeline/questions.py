@@ -14,7 +14,7 @@ from millstream.durations import Duration
 from millstream.errors import ConfigError
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.state.keyhash import Buckets
-from millstream.notebook.cells import PROGRAM, cell_run, is_newest
+from millstream.notebook.cells import cell_run, is_newest
 from millstream.pipeline.declaration import AppDeclaration
 from millstream.views.questions.answer import Answer
 from millstream.views.questions.deadline import Deadline
@@ -47,6 +47,13 @@ class QueryableApp(AppDeclaration):
     def plan(self, buckets: Buckets | None = None) -> JobPlan:
         """Compile the part of the graph that leads to the outputs."""
 
+    def drop_replaced(self) -> None:
+        """Forget outputs and questions that cells of a notebook declared before they ran again."""
+        super().drop_replaced()
+        for name, cell in [*self._question_cells.items()]:
+            if not is_newest(cell):
+                del self.questions[name], self._question_cells[name]
+
     def question(self, name: str) -> Callable[[Function], Function]:
         """Declare a function as a question: it is called with the state as of one position, and its arguments.
 
@@ -69,8 +76,7 @@ class QueryableApp(AppDeclaration):
 
         def declare(function: Function) -> Function:
             self.drop_replaced()
-            known = name in self.questions and is_newest(self._question_cells.get(name, PROGRAM))
-            if known or any(output.name == name for output in self.outputs):
+            if name in self.questions or any(output.name == name for output in self.outputs):
                 raise ConfigError(
                     f"The question {name!r} is declared twice, or is the name of an output. Choose another name."
                 )

@@ -198,3 +198,47 @@ def test_the_cells_of_the_page_run_and_run_again(cells, tmp_path, monkeypatch, c
     assert "shop running: engine local" in shown.out
     assert "per_minute: 1 row, batch 0" in shown.out
     cells.value("view").close()
+
+
+def test_tables_of_one_topic_of_transactions_are_declared_again_one_by_one(cells):
+    table = """
+%s = app.table("shop.%s", {"id": int, "n": int}, key="id", envelope=ms.debezium(transactions="shop.transaction"))
+%s.view("%s")
+"""
+    first, second = table % (("users",) * 4), table % (("orders",) * 4)
+    run_all(cells, "app")
+    assert cells.run(first, "first") is None
+    assert cells.run(second, "second") is None
+    known = steps(cells)
+    assert cells.run(second, "second") is None
+    assert steps(cells) == known
+    assert cells.run(first, "first") is None  # it has declared the topic of transactions
+    with pytest.raises(ConfigError, match="'orders' was declared by"):
+        cells.value("app").plan()
+    assert cells.run(second, "second") is None
+    assert steps(cells) == known
+
+
+def test_a_topic_and_a_followed_view_that_an_edited_cell_leaves_out_are_not_created(cells):
+    run_all(cells)
+    cells.value("app").run(until="caught-up", engine="local")
+    follow = """
+other = ms.App("other")
+typo = other.topic("clikcs", Click)
+prices = other.view_table(ms.view("counts", app="ads"))
+prices.view("prices")
+"""
+    assert cells.run(follow, "follow") is None
+    following = cells.value("other")
+    assert len(following.followed) == 1
+    edited = follow.replace('other = ms.App("other")', "").replace("clikcs", "corrected")
+    assert cells.run('other = ms.App("other")', "other") is None
+    assert cells.run(edited.replace("corrected", "clikcs"), "follow") is None
+    assert cells.run(edited, "follow") is None
+    following = cells.value("other")
+    assert len(following.followed) == 1
+    assert set(following.topics) == set(following.partitions)
+    assert "clikcs" not in following.topics
+    assert cells.run("pass", "follow") is None
+    following.drop_replaced()
+    assert (following.followed, following.topics) == ((), {})
