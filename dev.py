@@ -44,12 +44,12 @@ UV_NAMES = {
 
 # What a command needs of `pyproject.toml`, in uv's words.
 DEMO = "--extra spark --extra ui"
-TEST = f"{DEMO} --extra kafka --extra s3 --group clients --group test"
+TEST = f"{DEMO} --extra kafka --extra s3 --extra notebook --group clients --group test"
 TARGETS = "--extra redis --extra tantivy --extra iceberg --extra delta --extra mqtt"
 DOCS = "--group docs"
 ALL = (
     f"{TEST} --extra postgres --extra mysql --extra mongodb {TARGETS} "
-    f"--group browser --group check {DOCS}"
+    f"--group notebook --group browser --group check {DOCS}"
 )
 # Each with what it needs, what Python then runs, and what `help` says of it.
 COMMANDS = {

@@ -25,7 +25,7 @@ HOME = "docs/index"
 
 # The captions of the navigation, with the pages below each.
 NAVIGATION: dict[str, list[str]] = {
-    "Start": ["docs/guide/tutorial", "README", "docs/demo", "docs/dev"],
+    "Start": ["docs/guide/tutorial", "README", "docs/demo", "docs/dev", "docs/notebooks"],
     "Concepts": [
         "docs/guide/time",
         "docs/guide/effectively-once",
@@ -126,7 +126,7 @@ BESIDE = "---\norphan: true\nnosearch: true\n---\n"
 
 # The public names, by the page that has their entries.
 PUBLIC_NAMES: dict[str, str] = {
-    "docs/reference/app": "App Topic Stream Windowed Table Grouped",
+    "docs/reference/app": "App BackgroundRun BackgroundStatus Topic Stream Windowed Table Grouped",
     "docs/reference/operators": (
         "tumbling hopping cumulating calendar session sliding count_window once after_count "
         "watermark processing_time device_time bloom expected_loss "
@@ -140,7 +140,7 @@ PUBLIC_NAMES: dict[str, str] = {
     ),
     "docs/reference/log": "connect EventLog Record",
     "docs/reference/views": (
-        "view View serve panels ask Answer StateReader dataset Dataset ForeachContext PartialOutputWarning "
+        "view View ViewPlot serve panels ask Answer StateReader dataset Dataset ForeachContext PartialOutputWarning "
         "alert tell_webhook tell_email tell_command sql SqlResult SqlError"
     ),
     "docs/reference/databases": (

@@ -47,6 +47,7 @@ _MODULES: dict[str, str] = {
             "max max_by mean min min_by quantile quantiles set stddev sum top_k variance"
         ),
         "millstream.pipeline.app": "App",
+        "millstream.pipeline.background_run": "BackgroundRun BackgroundStatus",
         "millstream.pipeline.debezium": "Debezium debezium",
         "millstream.pipeline.dedup": "bloom",
         "millstream.pipeline.device_clock": "device_time",
@@ -79,6 +80,7 @@ _MODULES: dict[str, str] = {
         "millstream.views.server.server": "serve",
         "millstream.views.sinks.dataset": "Dataset dataset",
         "millstream.views.sinks.foreach": "ForeachContext",
+        "millstream.views.view_display": "ViewPlot",
     }.items()
     for name in names.split()
 }
@@ -132,6 +134,8 @@ if TYPE_CHECKING:
     from millstream.lookups.sql_lookup import sql_lookup as sql_lookup
     from millstream.pipeline.aggregates import *  # noqa: F403
     from millstream.pipeline.app import App as App
+    from millstream.pipeline.background_run import BackgroundRun as BackgroundRun
+    from millstream.pipeline.background_run import BackgroundStatus as BackgroundStatus
     from millstream.pipeline.debezium import Debezium as Debezium
     from millstream.pipeline.debezium import debezium as debezium
     from millstream.pipeline.dedup import bloom as bloom
@@ -187,6 +191,7 @@ if TYPE_CHECKING:
     from millstream.views.sinks.dataset import Dataset as Dataset
     from millstream.views.sinks.dataset import dataset as dataset
     from millstream.views.sinks.foreach import ForeachContext as ForeachContext
+    from millstream.views.view_display import ViewPlot as ViewPlot
 else:
 
     def __getattr__(name: str) -> object:

@@ -41,9 +41,33 @@ carry the data. A message names the value seen, what is allowed, and the next st
 
 from __future__ import annotations
 
+import linecache
+import sys
+import traceback
+
+_OURS = __file__.removesuffix("errors.py")
+_OF_LIBRARIES = ("site-packages", "dist-packages", "lib/python3")
+
 
 class MillstreamError(Exception):
     """Root of the tree. Catch it to catch all that Millstream raises on purpose."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows: the caller's own lines, and the message. With ``%xmode Verbose``, all lines."""
+        shell = sys.modules["IPython"].get_ipython()
+        if shell.InteractiveTB.mode == "Verbose":
+            whole: list[str] = shell.InteractiveTB.structured_traceback(
+                type(self), self, self.__traceback__
+            )
+            return whole
+        lines = []
+        for frame, number in traceback.walk_tb(self.__traceback__):
+            path = frame.f_code.co_filename
+            if path.startswith(_OURS) or any(part in path for part in _OF_LIBRARIES):
+                continue
+            _, name = shell.compile.format_code_name(path) or ("", path)
+            lines.append(f"{name}, line {number}: {linecache.getline(path, number).strip()}")
+        return [*lines, f"{type(self).__name__}: {self}"]
 
 
 class ConfigError(MillstreamError, ValueError):

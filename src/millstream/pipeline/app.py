@@ -18,9 +18,11 @@ from millstream.kernels.plan import JobPlan, ViewSinkSpec
 from millstream.kernels.state.keyhash import Buckets
 from millstream.kernels.tables.upserts import VersionOrder
 from millstream.kernels.time.watermarks import WatermarkRule
+from millstream.notebook.cells import declared_by
 from millstream.object_store.address import ObjectUrl, state_url
 from millstream.pipeline.app_run import AppRun
 from millstream.pipeline.avro import AvroSchema
+from millstream.pipeline.background_app import BackgroundApp
 from millstream.pipeline.captured import CapturedTopic, captured_topic, declared_columns
 from millstream.pipeline.checks import (
     at_least_one,
@@ -42,7 +44,6 @@ from millstream.pipeline.engine_choice import EngineName, choose_engine
 from millstream.pipeline.expressions import Column, as_expression
 from millstream.pipeline.graph import DataFrameNode, GraphNode, OperatorNode, Output
 from millstream.pipeline.progress_table import shown_on
-from millstream.pipeline.questions import QueryableApp
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.spark_extra import spark_extra
@@ -61,7 +62,6 @@ from millstream.pipeline.view_table import build_view_table
 from millstream.pipeline.watermarks import IN_ORDER, check_dataframe_watermark
 from millstream.views.address import StateStoreAddress, parse_store
 from millstream.views.alerts.rule import AlertRule, check_app_rules
-from millstream.views.followed_view import FollowedView
 from millstream.views.panels import Panel, check_panel, to_plain
 from millstream.views.reader import View
 from millstream.views.runs.dead_letter_share import check_dead_letter_max
@@ -75,8 +75,8 @@ if TYPE_CHECKING:
     from millstream.spark.job import DataFrame, SparkSession
 
 
-@dataclass
-class App(QueryableApp):
+@dataclass(repr=False)
+class App(BackgroundApp):
     """A pipeline: declare topics, streams and views on it, then :meth:`run` it.
 
     Args:
@@ -129,10 +129,8 @@ class App(QueryableApp):
     state: str | Path | None = None
     local: str | Path | None = field(default=None, kw_only=True)
     dead_max: float = 0.5
-    topics: dict[str, Topic] = field(default_factory=dict, init=False)
     panels: tuple[Panel, ...] = field(default=(), init=False)
     alert_rules: tuple[AlertRule, ...] = field(default=(), init=False, repr=False)
-    followed: tuple[FollowedView, ...] = field(default=(), init=False, repr=False)
     _store_address: StateStoreAddress | None = field(default=None, init=False, repr=False)
     transactions: dict[str, TransactionGroup] = field(default_factory=dict, init=False, repr=False)
 
@@ -217,8 +215,11 @@ class App(QueryableApp):
         check_policy(name, bad)
         if key is not None:
             check_topic_key(name, key, fields)
+        self.drop_replaced()
         if name in self.topics:
-            raise ConfigError(f"Topic {name!r} is declared twice. Use the first declaration.")
+            raise ConfigError(
+                f"Topic {name!r} is declared twice{declared_by(self.topics[name].cell)}. Use the first declaration."
+            )
         self.topics[name] = Topic(self, name, fields, key, partitions, values, bad)
         self.partitions[name] = partitions
         return self.topics[name]
@@ -282,7 +283,7 @@ class App(QueryableApp):
                 declared,
                 columns,
                 found.options,
-                self._transaction_group(found.options.transactions),
+                group_of(self, found.options.transactions, self.topics, self.transactions),
                 time=time,
                 watermark=watermark,
                 code=UserCode("", declared_at(), self.on_error),
@@ -316,14 +317,6 @@ class App(QueryableApp):
             options.setdefault("partitions", found.partitions)
         options.setdefault("bad", "stop")
         return found
-
-    def _transaction_group(self, topic: str | None) -> TransactionGroup | None:
-        """Return the step that the tables of a topic of transactions share."""
-        if topic is None:
-            return None
-        if topic not in self.transactions:
-            self.transactions[topic] = group_of(self, topic, self.topics)
-        return self.transactions[topic]
 
     def static_table(
         self, rows: Any, *, key: str | Sequence[str], name: str = "static table"
@@ -373,6 +366,7 @@ class App(QueryableApp):
             orders.lookup(prices, on="item").view("orders_with_prices", key="id")
         """
         made = build_view_table(self, view, name)
+        self.drop_replaced()
         if made.topic.name in self.topics:
             raise ConfigError(
                 f"The view {view.name!r} of the app {view.app!r} is followed twice. Use the first table."
@@ -451,11 +445,13 @@ class App(QueryableApp):
         Raises:
             ConfigError: there is no output, or nothing is read.
         """
+        self.drop_replaced()
         if not self.outputs:
             raise ConfigError(
                 f"The app {self.name!r} has no view and no other output. End a stream with "
                 ".view(name), .to(topic), .dataset(path) or .foreach(function)."
             )
+        self.check_newest()
         buckets = buckets or Buckets(self.buckets)
         plan = compile_plan(self.name, self.outputs, buckets, self.on_error)
         check_plan(plan)
@@ -497,9 +493,9 @@ class App(QueryableApp):
         self.plan()  # an app without an output is refused before anything starts
         return self._job(self.plan)
 
-    def job_of(self, node: GraphNode, columns: ColumnTypes) -> Job:
-        """Describe a plan of its own whose one output is the rows of a node."""
-        output = Output("to_spark", node, (), tuple(columns.items()))
+    def job_of(self, node: GraphNode, columns: ColumnTypes, name: str) -> Job:
+        """Describe a plan of its own whose one output, by a name, is the rows of a node."""
+        output = Output(name, node, (), tuple(columns.items()))
         return self._job(lambda buckets: compile_plan(self.name, [output], buckets, self.on_error))
 
     def _job(self, compiled: Callable[[Buckets], JobPlan]) -> Job:
@@ -523,6 +519,7 @@ class App(QueryableApp):
         count: int | None = None,
         on_progress: Callable[[Progress], None] | None = None,
         on_alarm: Callable[[str], None] | None = None,
+        on_started: Callable[[], None] | None = None,
         show: bool | TextIO | None = None,
         engine: EngineName | None = None,
         cores: int | None = None,
@@ -543,6 +540,7 @@ class App(QueryableApp):
             count: Stop, after the current batch, when this run has read so many records.
             on_progress: Called after every committed batch, in the order of batches.
             on_alarm: Called with an alarm's message; see ``late_alarm`` and ``dead_max``.
+            on_started: Called when the run has begun: declaration and state fit, and batches may come.
             show: Show progress on standard error, or on this stream: the phases of the start, then a table in a
                 terminal, else lines. By default in a terminal only, and not with ``on_progress``.
             engine: ``"spark"``, or ``"local"``: in this process, without Java, for development; the next run may be on the
@@ -581,6 +579,7 @@ class App(QueryableApp):
             same_expressions=same_expressions,
             dead_max=self.dead_max,
             on_alarm=on_alarm,
+            on_started=lambda _start: None if on_started is None else on_started(),
         )
         run = AppRun(
             self.job(),

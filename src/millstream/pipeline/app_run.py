@@ -77,6 +77,11 @@ class AppRun:
     def _serving_metrics(self, listen: str, options: RunOptions) -> Iterator[RunOptions]:
         """Serve the app's figures until the block ends; yield options that tell when the run has started."""
         started: list[RunStart] = []
+
+        def start(began: RunStart) -> None:
+            options.on_started(began)
+            started.append(began)
+
         with closing(ViewCatalog(self.state_folder)) as catalog:
             figures = AppMetrics(catalog, self.job.log, apps=lambda: [self.job.app])
 
@@ -91,7 +96,7 @@ class AppRun:
             )
             with closing(figures), serve_metrics(listen, exposition) as url:
                 options.on_phase(f"metrics are at {url}")
-                yield replace(options, on_started=started.append)
+                yield replace(options, on_started=start)
 
     @contextmanager
     def _telling_alerts(self, options: RunOptions) -> Iterator[RunOptions]:

@@ -18,6 +18,7 @@ from millstream.kernels.errors.user_code import OnError
 from millstream.kernels.frames import HIDDEN_PREFIX
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.steps import Filter, Select, Step, WithColumns
+from millstream.notebook.cells import cell_name, cell_run
 from millstream.object_store.address import state_url
 from millstream.pipeline.expressions import names_given
 from millstream.pipeline.schema import ColumnTypes
@@ -85,11 +86,14 @@ def _is_rowwise(expression: pl.Expr, columns: ColumnTypes) -> bool:
 
 
 def declared_at() -> str:
-    """Give the file and line, outside of Millstream, that called into it: ``/my/app.py:12``."""
+    """Give the file and line, outside of Millstream, that called into it: ``/my/app.py:12``; of a cell, its number."""
     frame = sys._getframe(1)  # noqa: SLF001 - the documented way to the frame
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    path, cell = frame.f_code.co_filename, cell_name(cell_run())
+    if cell and not Path(path).exists():  # what a cell is compiled from is in no file
+        return f"line {frame.f_lineno} of {cell}"
+    return f"{path}:{frame.f_lineno}"
 
 
 def column_error(step: str, error: Exception, columns: ColumnTypes) -> ConfigError:

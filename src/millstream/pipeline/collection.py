@@ -9,18 +9,27 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Self, get_args
 
 import polars as pl
 
-from millstream.durations import Duration
+from millstream.choices import choose
+from millstream.durations import Duration, to_us
+from millstream.engine.peek import PeekedEnd, PeekLimits, peek_rows
 from millstream.kernels.enrichment.calls import LookupFunction
 from millstream.kernels.enrichment.operator import LookupErrorPolicy
 from millstream.kernels.errors.user_code import OnError, UserCode
 from millstream.kernels.map_frames import FrameFunction, RowsRule
 from millstream.kernels.plan import Cleanup
 from millstream.kernels.steps import Filter, Select, Step, WithColumns
-from millstream.pipeline.checks import checked_on_error, column_names, columns_after, declared_at
+from millstream.notebook.html import facts_html
+from millstream.pipeline.checks import (
+    at_least_one,
+    checked_on_error,
+    column_names,
+    columns_after,
+    declared_at,
+)
 from millstream.pipeline.declaration import AppDeclaration
 from millstream.pipeline.enrichment import Lookup, build_enrichment
 from millstream.pipeline.expressions import Column, as_expression
@@ -39,7 +48,7 @@ from millstream.pipeline.stateless import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Collection:
     """Rows with named, typed columns: a :class:`Stream` or a :class:`Table`."""
 
@@ -51,6 +60,53 @@ class Collection:
     def columns(self) -> ColumnTypes:
         """The columns of the rows, with their types."""
         return self.shape.columns
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{name} {dtype}" for name, dtype in self.columns.items())
+        return f"{type(self).__name__} of {self.app.name!r}: {columns}"
+
+    def _repr_html_(self) -> str:
+        return facts_html(f"{type(self).__name__} of {self.app.name}", self.columns.items())
+
+    def peek(
+        self,
+        rows: int = 10,
+        *,
+        end: PeekedEnd = "last",
+        records: int = 10_000,
+        timeout: Duration = "5 seconds",
+    ) -> pl.DataFrame:
+        """Look at some rows here, as the log has them now. Nothing is changed, and the app need not run.
+
+        The steps above are computed in memory over a part of the log, beginning with no state. So a window or a table says what
+        this part gives, which may be less than the app has. Where rows may be taken back, ``_diff`` is -1 of those that are.
+        Functions of ``enrich`` are called.
+
+        Args:
+            rows: How many, at most.
+            end: ``"last"``: of the newest records of each topic. ``"first"``: from the start of the log, until there are
+                so many.
+            records: Of ``"last"``: how many of the newest records of each topic are read.
+            timeout: How long it may take. It is looked at after each 2,000 records.
+
+        Warns:
+            UserWarning: rows became dead letters, or the time was over.
+
+        Raises:
+            ConfigError: a step above is Spark's.
+
+        Example::
+
+            clicks.filter(pl.col("ad") == 7).peek()
+        """
+        limits = PeekLimits(
+            at_least_one(rows, "peek's rows"),
+            choose("peek's end", end, get_args(PeekedEnd)),
+            at_least_one(records, "peek's records"),
+            to_us(timeout, what="peek's timeout") / 1e6,
+            next((one for one in self.shape.timed if one in self.columns), None),
+        )
+        return peek_rows(self.app.job_of(self.node, self.columns, "peek"), limits)
 
     # ── stateless operators ─────────────────────────────────────────────────────────────────
 
@@ -312,6 +368,7 @@ class Collection:
 
     @property
     def _sinks(self) -> SinkBuilder:
+        self.app.drop_replaced()
         return SinkBuilder(self.app, self.node, self.shape)
 
     def _into(self, output: Output) -> Self:

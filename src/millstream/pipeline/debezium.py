@@ -136,7 +136,11 @@ class TransactionGroup:
         return (self.source, *self.tables)
 
     def add(self, table: SourceNode, collection: str) -> int:
-        """Add a table; return its number."""
+        """Add a table, or put it in the place of one that its cell declares again; return its number."""
+        for number, known in enumerate(self.tables):
+            if known.is_replaced and self.collections[number] == collection:
+                self.tables[number] = table
+                return number
         self.tables.append(table)
         self.collections.append(collection)
         self.kernel = replace(self.kernel, collections=tuple(self.collections))
@@ -159,12 +163,22 @@ def envelope_options(given: object, name: str) -> Debezium:
     return Debezium()
 
 
-def group_of(app: AppDeclaration, topic: str, topics: dict[str, Topic]) -> TransactionGroup:
-    """Declare a topic of transactions, and make the step of the tables that change with it.
+def group_of(
+    app: AppDeclaration,
+    topic: str | None,
+    topics: dict[str, Topic],
+    groups: dict[str, TransactionGroup],
+) -> TransactionGroup | None:
+    """Return the step of the tables that change with a topic of transactions, which the first of them declares.
 
     Raises:
         ConfigError: the topic is declared as something else.
     """
+    if topic is None:
+        return None
+    if topic in groups and not groups[topic].node.is_replaced:
+        return groups[topic]
+    app.drop_replaced()
     if topic in topics:
         raise ConfigError(
             f"The topic of transactions {topic!r} is declared as a topic, too. A job reads it once: leave "
@@ -175,7 +189,8 @@ def group_of(app: AppDeclaration, topic: str, topics: dict[str, Topic]) -> Trans
     source = SourceNode(
         app.names.unique(topic), topic, TRANSACTION_FIELDS, None, IN_ORDER, TransactionFormat()
     )
-    return TransactionGroup(source, app.names.unique(f"order of {topic}"))
+    groups[topic] = TransactionGroup(source, app.names.unique(f"order of {topic}"))
+    return groups[topic]
 
 
 def build_captured_table(
@@ -219,6 +234,7 @@ def build_captured_table(
         values,
         topic.bad,
         key[0],
+        topic.cell,
     )
     name = names.unique(f"table by {', '.join(key)}")
     kernel = CapturedTable(name, key, tuple(columns.items()))

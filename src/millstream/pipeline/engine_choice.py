@@ -1,4 +1,4 @@
-"""Which engine runs an app: what the program says, its command line, its environment; else Spark."""
+"""Which engine runs an app: what the program says, its command line, its environment; else a default."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _OPTION = "--engine"
 _WAY_OUT = ' If the option is one of the program\'s own, say app.run(engine="spark"): then the command line is not asked.'
 
 
-def choose_engine(given: EngineName | None) -> EngineName:
-    """Return the engine of a run: the one given, or what ``--engine`` or MILLSTREAM_ENGINE says, or Spark.
+def choose_engine(given: EngineName | None, default: EngineName = "spark") -> EngineName:
+    """Return the engine of a run: the one given, or what ``--engine`` or MILLSTREAM_ENGINE says, or the default.
 
     Raises:
         ConfigError: there is no such engine.
@@ -28,7 +28,7 @@ def choose_engine(given: EngineName | None) -> EngineName:
     told = _option_of(sys.argv[1:])
     if told is not None:
         return choose(f"{_OPTION} of {Path(sys.argv[0]).name}", told, ENGINES, _WAY_OUT)
-    return choose(ENGINE_VARIABLE, os.environ.get(ENGINE_VARIABLE) or "spark", ENGINES)
+    return choose(ENGINE_VARIABLE, os.environ.get(ENGINE_VARIABLE) or default, ENGINES)
 
 
 def _option_of(arguments: Sequence[str]) -> str | None:

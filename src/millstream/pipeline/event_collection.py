@@ -35,7 +35,7 @@ from millstream.pipeline.temporal_joins import (
 from millstream.pipeline.trend import build_alert, build_compare
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EventCollection(PatternCollection):
     """A collection of events, and what it is put together with."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import polars as pl
@@ -20,13 +20,26 @@ from millstream.kernels.steps import Step
 from millstream.kernels.tables.group_by import GroupBy
 from millstream.kernels.time.watermarks import WatermarkRule
 from millstream.kernels.windows.window_operator import WindowOperator
+from millstream.notebook.cells import PROGRAM, cell_run, is_newest
 
 
 @dataclass(frozen=True, eq=False)
-class SourceNode:
+class DeclaredNode:
+    """What is declared. ``cell``: by which run of a cell of a notebook."""
+
+    cell: int = field(default_factory=cell_run, kw_only=True)
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether the cell that declared it has run again."""
+        return not is_newest(self.cell)
+
+
+@dataclass(frozen=True, eq=False)
+class SourceNode(DeclaredNode):
     """A topic read as a stream, with its time rule.
 
-    ``table_key``: the topic is a table with that key.
+    ``table_key``: the topic is a table with that key. ``topic_cell`` has declared the topic.
     """
 
     name: str
@@ -37,10 +50,16 @@ class SourceNode:
     values: ValueFormat = JSON
     bad: BadRecordPolicy = "dead-letter"
     table_key: str | None = None
+    topic_cell: int = PROGRAM
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether a cell that declared it, or its topic, has run again."""
+        return not (is_newest(self.cell) and is_newest(self.topic_cell))
 
 
 @dataclass(frozen=True, eq=False)
-class DataFrameNode:
+class DataFrameNode(DeclaredNode):
     """A streaming DataFrame of Spark's as a stream, with its time rule."""
 
     name: str
@@ -51,7 +70,7 @@ class DataFrameNode:
 
 
 @dataclass(frozen=True, eq=False)
-class StepNode:
+class StepNode(DeclaredNode):
     """A stateless step. ``schema_out`` are the types of all columns that come out."""
 
     parent: GraphNode
@@ -61,7 +80,7 @@ class StepNode:
 
 
 @dataclass(frozen=True, eq=False)
-class UnionNode:
+class UnionNode(DeclaredNode):
     """The rows of several streams with the same columns, as one stream.
 
     ``signed``: some are signed changes, and those without a sign are additions.
@@ -72,7 +91,7 @@ class UnionNode:
 
 
 @dataclass(frozen=True, eq=False)
-class OperatorNode:
+class OperatorNode(DeclaredNode):
     """A stateful step, with its inputs in their order.
 
     Raises:
@@ -114,6 +133,7 @@ class SharedOperatorNode(OperatorNode):
 
     def __init__(self, group: OperatorGroup) -> None:
         object.__setattr__(self, "group", group)
+        object.__setattr__(self, "cell", cell_run())
 
     @property
     def inputs(self) -> tuple[GraphNode, ...]:
@@ -127,14 +147,14 @@ class SharedOperatorNode(OperatorNode):
 
 
 @dataclass(frozen=True, eq=False)
-class LateNode:
+class LateNode(DeclaredNode):
     """The rows that came too late for an operator."""
 
     parent: OperatorNode
 
 
 @dataclass(frozen=True, eq=False)
-class NativeNode:
+class NativeNode(DeclaredNode):
     """A native Spark step."""
 
     parent: GraphNode
@@ -150,7 +170,7 @@ _IN_STATE_STORE = ViewSinkSpec()
 
 
 @dataclass(frozen=True, eq=False)
-class Output:
+class Output(DeclaredNode):
     """A named output: its ``spec`` is the sink; ``key`` is a view's.
 
     ``replaces``: they come from ``emit("update")``. ``step``: its name in the ledger, where a stream or step

@@ -24,7 +24,7 @@ from millstream.pipeline.sequences import PatternSequence
 from millstream.pipeline.stateless import FrameSchema
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PatternCollection(Collection):
     """A collection of events whose rows are matched, or processed, key by key."""
 

@@ -14,6 +14,7 @@ from millstream.durations import Duration
 from millstream.errors import ConfigError
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.state.keyhash import Buckets
+from millstream.notebook.cells import cell_run, is_newest
 from millstream.pipeline.declaration import AppDeclaration
 from millstream.views.questions.answer import Answer
 from millstream.views.questions.deadline import Deadline
@@ -30,6 +31,7 @@ class QueryableApp(AppDeclaration):
     """The part of an app that is about questions."""
 
     _service: AnswerService | None = field(default=None, init=False, repr=False)
+    _question_cells: dict[str, int] = field(default_factory=dict, init=False, repr=False)
 
     @property
     @abstractmethod
@@ -44,6 +46,13 @@ class QueryableApp(AppDeclaration):
     @abstractmethod
     def plan(self, buckets: Buckets | None = None) -> JobPlan:
         """Compile the part of the graph that leads to the outputs."""
+
+    def drop_replaced(self) -> None:
+        """Forget outputs and questions that cells of a notebook declared before they ran again."""
+        super().drop_replaced()
+        for name, cell in [*self._question_cells.items()]:
+            if not is_newest(cell):
+                del self.questions[name], self._question_cells[name]
 
     def question(self, name: str) -> Callable[[Function], Function]:
         """Declare a function as a question: it is called with the state as of one position, and its arguments.
@@ -66,6 +75,7 @@ class QueryableApp(AppDeclaration):
         """
 
         def declare(function: Function) -> Function:
+            self.drop_replaced()
             if name in self.questions or any(output.name == name for output in self.outputs):
                 raise ConfigError(
                     f"The question {name!r} is declared twice, or is the name of an output. Choose another name."
@@ -79,6 +89,7 @@ class QueryableApp(AppDeclaration):
                     f"The question {name!r} is an async function, and is called in a thread. Declare it with def alone."
                 )
             self.questions[name] = function
+            self._question_cells[name] = cell_run()
             return function
 
         return declare

@@ -6,15 +6,16 @@ Functions that build operators and sinks take a shape and return the next one. T
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Literal
 
 from millstream.errors import ConfigError
 from millstream.kernels.column_types import check_column, check_key
 from millstream.kernels.late import LATE_COLUMNS, LATE_WINDOW_COLUMNS
 from millstream.kernels.trigger import EmitStrategy, LatePolicy, Mode
+from millstream.notebook.cells import PROGRAM, cell_run, is_newest
 from millstream.pipeline.checks import require_column, require_free
 from millstream.pipeline.expressions import names_given
 from millstream.pipeline.schema import ColumnTypes
@@ -27,13 +28,19 @@ class StepNames:
     """The names of an app's steps, each used once."""
 
     def __init__(self) -> None:
-        self._used: Counter[str] = Counter()
+        self._used: dict[str, dict[int, int]] = {}  # by name: of each number the cell's run
 
     def unique(self, name: str) -> str:
-        """Return the name for a step; the second step of one name is ``name #2``."""
-        self._used[name] += 1
-        count = self._used[name]
-        return name if count == 1 else f"{name} #{count}"
+        """Return the name for a step; the second step of one name is ``name #2``.
+
+        In a notebook the names of a cell's steps are free again once the cell runs again.
+        """
+        used = self._used.setdefault(name, {})
+        number = len(used) + 1
+        if cell_run() != PROGRAM:
+            number = next(one for one in count(1) if one not in used or not is_newest(used[one]))
+        used[number] = cell_run()
+        return name if number == 1 else f"{name} #{number}"
 
 
 @dataclass(frozen=True)

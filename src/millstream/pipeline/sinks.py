@@ -25,6 +25,7 @@ from millstream.kernels.plan import (
     ViewSinkSpec,
 )
 from millstream.log.topics import check_topic_name
+from millstream.notebook.cells import declared_by
 from millstream.object_store.address import check_is_folder, is_url, parse_url
 from millstream.pipeline.checks import require_text
 from millstream.pipeline.declaration import AppDeclaration
@@ -62,8 +63,11 @@ class SinkBuilder:
         postgres = address is not None or is_database(self.app.store)
         if postgres:
             check_view_name(name)
-        if any(output.name == name for output in self.app.outputs):
-            raise ConfigError(f"The view {name!r} is declared twice. Give one another name.")
+        for output in self.app.outputs:
+            if output.name == name:
+                raise ConfigError(
+                    f"The view {name!r} is declared twice{declared_by(output.cell)}. Give one another name."
+                )
         self._check_storable(name, columns, postgres=postgres)
         output = self._output(name, ViewSinkSpec(address), key=columns)
         output = replace(

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from millstream.spark.job import DataFrame
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Stream(EventCollection):
     """A stream of rows with named, typed columns. See its methods, the operators."""
 
@@ -490,10 +490,10 @@ class Stream(EventCollection):
         """
         from millstream.spark.job import to_spark  # noqa: PLC0415 - loads pyspark
 
-        return to_spark(self.app.job_of(self.node, self.columns))
+        return to_spark(self.app.job_of(self.node, self.columns, "to_spark"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Windowed:
     """A stream divided into windows; say how it emits, then what it aggregates."""
 

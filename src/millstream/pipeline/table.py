@@ -30,7 +30,7 @@ from millstream.pipeline.table_operators import (
 from millstream.pipeline.versions import TableOrigin
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Table(Collection):
     """A table: rows with named, typed columns, most with a primary key. See its methods, the operators.
 
@@ -245,7 +245,7 @@ class Table(Collection):
         return other
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Grouped:
     """Rows divided by the values of columns; say with :meth:`agg` what is computed of each group."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from millstream.choices import choose
@@ -19,6 +19,8 @@ from millstream.kernels.time.watermarks import WatermarkRule
 from millstream.kernels.trigger import LatePolicy
 from millstream.log.archive import RECORD_SCHEMA
 from millstream.log.archiver import PartitionArchive
+from millstream.notebook.cells import cell_run
+from millstream.notebook.html import facts_html
 from millstream.pipeline.checks import check_time
 from millstream.pipeline.declaration import AppDeclaration
 from millstream.pipeline.expressions import Column, as_expression, names_given
@@ -35,7 +37,7 @@ from millstream.pipeline.watermarks import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Topic:
     """A topic of the log as the pipeline declares it: see :meth:`millstream.App.topic`."""
 
@@ -46,6 +48,14 @@ class Topic:
     partitions: int
     values: ValueFormat = JSON
     bad: BadRecordPolicy = "dead-letter"
+    cell: int = field(default_factory=cell_run)
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{name} {dtype}" for name, dtype in columns_of(self.fields).items())
+        return f"Topic {self.name!r}: {columns}"
+
+    def _repr_html_(self) -> str:
+        return facts_html(f"Topic {self.name}", columns_of(self.fields).items())
 
     def stream(
         self,
@@ -80,7 +90,14 @@ class Topic:
         check_topic_watermark(watermark, columns, self.name)
         step = self.app.names.unique(name or self.name)
         node = SourceNode(
-            step, self.name, self.fields, expression, watermark, self.values, self.bad
+            step,
+            self.name,
+            self.fields,
+            expression,
+            watermark,
+            self.values,
+            self.bad,
+            topic_cell=self.cell,
         )
         lateness_us = to_us(lateness, what="stream's lateness")
         _check_late(late, lateness_us)

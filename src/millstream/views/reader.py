@@ -35,6 +35,7 @@ from millstream.views.store_location import (
     state_stores_of,
 )
 from millstream.views.store_note import STORE_NOTE_FILE, store_location
+from millstream.views.view_display import ViewPlot, plot_of, show_table
 
 
 def state_store_path(log: Path | str, app: str) -> Path:
@@ -178,6 +179,26 @@ class View:
         return self._store.wait_for(
             self.name, batch_id=batch_id, position=position, timeout_s=timeout_s
         )
+
+    def plot(
+        self, x: str | None = None, y: str | None = None, *, by: str | None = None
+    ) -> ViewPlot:
+        """Plot the view over time, in a notebook: ``pip install "millstream[notebook]"``. It is updated as the view changes.
+
+        Args:
+            x: The column of times; by default the first of the key.
+            y: The column of numbers; by default the first that is not in the key.
+            by: A line for each value of this column; by default what is left of the key, if that is one column.
+
+        At most the newest 5,000 rows are shown. ``plot().chart()`` is Altair's chart, to be changed or saved.
+
+        Raises:
+            ConfigError: there is no such column.
+        """
+        return plot_of(self._store, self.name, x, y, by)
+
+    def _ipython_display_(self) -> None:
+        show_table(self._store, self.name)
 
     def close(self) -> None:
         """Release the file handles. Closing twice is allowed."""
