@@ -25,9 +25,10 @@ from tests.sql_model import (
     write_every_kind,
 )
 
+from millstream.access.tls import certificate_of
 from millstream.errors import ConfigError, EnvironmentProblem
 from millstream.sql_queries.query import scope_of
-from millstream.sql_queries.server.server import read_certificate, read_password, serve_sql
+from millstream.sql_queries.server.server import read_password, serve_sql
 from millstream.sql_queries.session import SqlLimits
 from millstream.testing.maven import JavaProgram
 
@@ -302,7 +303,7 @@ def test_with_a_certificate_connections_are_encrypted_or_refused(folder, tmp_pat
         "127.0.0.1:0",
         limits=LIMITS,
         password=PASSWORD,
-        certificate=read_certificate(certificate, key),
+        certificate=certificate_of(certificate, key),
     ) as serving:
         url = f"{serving.url}?sslmode=verify-full&sslrootcert={certificate}"
         url = url.replace("127.0.0.1", "localhost") + "&hostaddr=127.0.0.1"
@@ -324,7 +325,7 @@ def test_a_certificate_that_is_renewed_is_that_of_the_next_connection(folder, tm
         "127.0.0.1:0",
         limits=LIMITS,
         password=PASSWORD,
-        certificate=read_certificate(certificate, key),
+        certificate=certificate_of(certificate, key),
     ) as serving:
         url = f"{serving.url}?sslmode=verify-full&sslrootcert={certificate}"
         url = url.replace("127.0.0.1", "localhost") + "&hostaddr=127.0.0.1"
@@ -336,9 +337,9 @@ def test_a_certificate_that_is_renewed_is_that_of_the_next_connection(folder, tm
 def test_a_key_that_is_encrypted_is_refused(tmp_path):
     certificate, key = make_certificate(tmp_path, passphrase=b"a passphrase")
     with pytest.raises(ConfigError, match="The key is encrypted"):
-        read_certificate(certificate, key)
+        certificate_of(certificate, key)
     with pytest.raises(ConfigError, match="no certificate"):
-        read_certificate(None, key)
+        certificate_of(None, key)
 
 
 def make_certificate(folder, passphrase=None):
