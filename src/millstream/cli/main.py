@@ -122,7 +122,23 @@ def run(arguments: Sequence[str]) -> int:
 def main() -> None:
     """Enter here from the shell."""
     _replace_what_cannot_be_shown()
+    _warn_of_written_secrets(sys.argv[1:])
     sys.exit(run(sys.argv[1:]))
+
+
+def _warn_of_written_secrets(arguments: Sequence[str]) -> None:
+    """Warn of a password on the command line: every user of the machine can see that, also afterwards in a history."""
+    if not any("://" in argument for argument in arguments):
+        return
+    from millstream.access.secret_values import has_written_secret
+
+    for number, argument in enumerate(arguments, 1):
+        if has_written_secret(argument):
+            click.echo(
+                f"Warning: argument {number} has a password, which every user of this machine can see (ps). Write "
+                "${env:NAME} or ${file:/path} in its place, in single quotes.",
+                err=True,
+            )
 
 
 def _replace_what_cannot_be_shown() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
+from contextlib import ExitStack
+from typing import Any
 
 import click
 
@@ -40,12 +41,10 @@ def reconcile(
     comparing = reconcile_of(name, source, target, tables=tables, log=log)
     folder = log_folder(log)
     details = {"tables": list(tables)}
-    recording = (
-        audited(folder, name, "reconcile --repair", details)
-        if repair and folder is not None
-        else nullcontext({})
-    )
-    with recording as recorded:
+    with ExitStack() as recording:
+        recorded: dict[str, Any] = {}
+        if repair and folder is not None:
+            recorded = recording.enter_context(audited(folder, name, "reconcile --repair", details))
         found = comparing.run(repair=repair, on_table=lambda one: click.echo(line_of(one)))
         recorded["rows"] = found.faults
     word = "repaired" if repair else "different"
