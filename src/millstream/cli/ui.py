@@ -13,8 +13,6 @@ from typing import Any
 import click
 
 from millstream.access.audit_log import Actor, AuditLog
-from millstream.access.tls import certificate_of
-from millstream.access.tokens import tokens_of
 from millstream.cli.signals import wait_for_stop_signal
 from millstream.cli.tables import log_option
 from millstream.cli.token_option import door_options
@@ -100,8 +98,9 @@ def ui(
             folder,
             listen=listen,
             insecure=insecure,
-            tokens=tokens_of(None, token_file),
-            certificate=certificate_of(tls_cert, tls_key),
+            token_file=token_file,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
             origins=origins,
             databases=stores,
             replay=partial(_replay, folder),

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from millstream.access.tls import Certificate
-from millstream.access.tokens import Tokens
+from millstream.access.tls import certificate_of
+from millstream.access.tokens import tokens_of
 from millstream.client.log_metrics import read_log_metrics
 from millstream.errors import ConfigError
 from millstream.listen_address import (
@@ -47,9 +47,10 @@ def serve(
     databases: Sequence[str] = (),
     replay: ReplayDeadLetters | None = None,
     commands: VersionCommands | None = None,
-    tokens: Tokens | None = None,
+    token_file: Path | str | None = None,
     origins: Sequence[str] = (),
-    certificate: Certificate | None = None,
+    tls_cert: Path | str | None = None,
+    tls_key: Path | str | None = None,
 ) -> Iterator[ViewServer]:
     """Serve the views of a log folder and the page until the block ends.
 
@@ -59,12 +60,13 @@ def serve(
         listen: ``HOST:PORT``; port 0 takes one that is free.
         insecure: Allow an address that other machines can reach, without tokens.
         databases: URLs of databases whose views are to be served, too.
-        replay: Sends dead letters again, for the page; at an address that other machines can reach only with ``tokens``.
+        replay: Sends dead letters again, for the page; at an address that other machines can reach only with tokens.
         commands: Runs commands on edited programs, for the page; the same.
-        tokens: Requests must carry one of these, or be of a browser that has logged in with one. What changes something
-            needs the role ``operate``.
+        token_file: A file of tokens, of which requests must carry one, or be of a browser that has logged in with one: see
+            ``millstream token``. What changes something needs the role ``operate``.
         origins: Origins of browser pages that may send requests, beside this server's own.
-        certificate: What connections are encrypted with; None: they are not.
+        tls_cert: The certificate, as PEM: clients must connect with TLS. A renewed one is used without a restart.
+        tls_key: Its private key, if that is not in the same file.
 
     Raises:
         EnvironmentProblem: The extra ``ui`` is not installed.
@@ -74,6 +76,10 @@ def serve(
     """
     host, port = parse_listen_address(listen, LISTEN_DEFAULT)
     local = is_loopback(host)
+    tokens = tokens_of(None, token_file)
+    certificate = certificate_of(
+        None if tls_cert is None else Path(tls_cert), None if tls_key is None else Path(tls_key)
+    )
     if not local and tokens is None and not insecure:
         raise ConfigError(
             f"{listen} can be reached from other machines, and no token is needed: whoever reaches it reads every view. Listen "

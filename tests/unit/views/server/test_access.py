@@ -18,7 +18,6 @@ from broker.certificates import made
 import millstream as ms
 from millstream import http as web
 from millstream.access.audit_log import AuditLog
-from millstream.access.tls import Certificate
 from millstream.access.tokens import TokenFile
 from millstream.cli.ui import _replay
 from millstream.edge.http.routes import EdgeRoutes
@@ -72,7 +71,7 @@ def door(ads, tmp_path):
         ads.log,
         listen="127.0.0.1:0",
         replay=partial(_replay, ads.log),
-        tokens=TokenFile.opened(path),
+        token_file=path,
     ) as serving:
         url = serving.url.rstrip("/")
         yield SimpleNamespace(
@@ -378,7 +377,7 @@ def test_an_address_that_others_reach_needs_tokens_and_with_them_changes(ads, tm
         ads.log,
         listen="0.0.0.0:0",
         replay=partial(_replay, ads.log),
-        tokens=TokenFile.opened(tmp_path / "tokens"),
+        token_file=tmp_path / "tokens",
     ) as serving:
         url = serving.url.replace("0.0.0.0", "127.0.0.1").rstrip("/")
         given = {"Authorization": f"Bearer {token}", "Host": "machine.example"}
@@ -394,8 +393,9 @@ def test_over_tls_the_cookie_is_sent_over_tls_alone_and_a_renewed_certificate_is
     with serve(
         ads.log,
         listen="127.0.0.1:0",
-        tokens=TokenFile.opened(tokens),
-        certificate=Certificate(first.cert, first.key),
+        token_file=tokens,
+        tls_cert=first.cert,
+        tls_key=first.key,
     ) as serving:
         url = serving.url.rstrip("/")
         assert url.startswith("https://")
@@ -423,7 +423,7 @@ def test_pages_of_an_origin_that_was_named_may_send_requests(ads, tmp_path):
     with serve(
         ads.log,
         listen="127.0.0.1:0",
-        tokens=TokenFile.opened(tmp_path / "tokens"),
+        token_file=tmp_path / "tokens",
         origins=("https://proxy.example",),
     ) as serving:
         url = serving.url.rstrip("/")
