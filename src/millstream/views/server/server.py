@@ -82,7 +82,7 @@ def serve(
     )
     if not local and tokens is None and not insecure:
         raise ConfigError(
-            f"{listen} can be reached from other machines, and no token is needed: whoever reaches it reads every view. Listen "
+            f"{listen} can be reached from other machines, and there is no authentication: whoever reaches it reads every view. Listen "
             "on 127.0.0.1, give tokens (--token-file), put a proxy that authenticates in front, or use --insecure "
             "(insecure=True)."
         )
