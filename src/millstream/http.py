@@ -9,6 +9,7 @@ Needs starlette and uvicorn, the extra ``ui``: see :func:`millstream.listen_addr
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import socket
@@ -21,8 +22,10 @@ import uvicorn
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from millstream.errors import MillstreamError, OffsetOutOfRangeError
+from millstream.access.tls import Certificate
+from millstream.errors import ConfigError, MillstreamError, OffsetOutOfRangeError
 
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 RETRY_AFTER_S = 1
@@ -30,6 +33,10 @@ NO_STORE = {"Cache-Control": "no-store"}
 _ENDS_S = 3  # for running requests when the server ends
 _POLL_S = 0.01
 _LATER = (429, 503)
+_HEAD_S = 15.0  # for a client to send the line and the headers of a request
+_BODY_S = 30.0  # for its body
+_SWEEP_TICKS = 10  # of a tenth of a second: how often slow clients are looked for
+CONNECTIONS_MAX = 4096
 
 StatusTable: TypeAlias = Sequence[tuple[type[MillstreamError], int]]
 """Error classes and their status codes; the first class that fits an error counts."""
@@ -89,6 +96,26 @@ def exception_handlers(
     return {MillstreamError: error_of_ours, HTTPException: unknown_address, Exception: defect}
 
 
+async def read_body(request: Request, bytes_max: int, advice: str) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        ConfigError: it is too large, or takes too long; ``advice`` says what to do about the first.
+    """
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_BODY_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > bytes_max:
+                    raise ConfigError(f"The request has more than {bytes_max:,} bytes. {advice}")
+    except TimeoutError:
+        raise ConfigError(
+            f"The body was not complete after {_BODY_S:g} s. Send it again."
+        ) from None
+    return bytes(body)
+
+
 # -- server-sent events -------------------------------------------------------------------------
 
 EVENT_STREAM_START = b"retry: 1000\n\n"  # how many milliseconds a client waits before it reconnects
@@ -140,28 +167,83 @@ class AllowedHosts:
         await self._app(scope, receive, send)
 
 
-def url_of(host: str, listener: socket.socket) -> str:
+def url_of(host: str, listener: socket.socket, certificate: Certificate | None = None) -> str:
     """Return the URL of a server, as a browser takes it."""
     shown = f"[{host}]" if ":" in host else host or "127.0.0.1"
-    return f"http://{shown}:{listener.getsockname()[1]}/"
+    scheme = "http" if certificate is None else "https"
+    return f"{scheme}://{shown}:{listener.getsockname()[1]}/"
+
+
+class _BoundedProtocol(H11Protocol):
+    """A connection that is closed when it does not send a request in time, or when there are too many.
+
+    The library bounds the bytes of headers (64 KiB), and how long a connection is idle between requests; not how long a
+    client takes for the headers of a request, of which it may send a byte now and then.
+    """
+
+    _waiting_since: float | None = None
+    _last_cycle: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS_MAX:
+            transport.abort()
+
+    def end_if_slow(self, now_s: float) -> None:
+        """Close the connection if it has sent no whole headers for too long."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._waiting_since = None
+        elif self._waiting_since is None or self.cycle is not self._last_cycle:
+            self._waiting_since = now_s
+        elif now_s - self._waiting_since > _HEAD_S:
+            self.transport.abort()
+        self._last_cycle = self.cycle
+
+
+class _BoundedServer(uvicorn.Server):
+    """Looks for slow clients, and for a renewed certificate, every second."""
+
+    def __init__(self, config: uvicorn.Config, certificate: Certificate | None) -> None:
+        super().__init__(config)
+        self._certificate = certificate
+        if certificate is not None:
+            config.load()
+            config.ssl = certificate.context
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % _SWEEP_TICKS == 0:
+            now_s = asyncio.get_running_loop().time()
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, _BoundedProtocol):
+                    connection.end_if_slow(now_s)
+            if self._certificate is not None:
+                self._certificate.refresh()
+        return await super().on_tick(counter)
 
 
 @contextmanager
 def serve_in_thread(
-    app: Any, listener: socket.socket, *, what: str, ending: Callable[[], None]
+    app: Any,
+    listener: socket.socket,
+    *,
+    what: str,
+    ending: Callable[[], None],
+    certificate: Certificate | None = None,
 ) -> Iterator[None]:
     """Serve an application in a thread, until the block ends.
 
     Args:
         what: The name of the server in errors: "page".
         ending: Called before the server ends, to end open streams.
+        certificate: What connections are encrypted with; None: they are not.
 
     Raises:
         MillstreamError: it did not start.
     """
-    server = uvicorn.Server(
+    server = _BoundedServer(
         uvicorn.Config(
             app,
+            http=_BoundedProtocol,
             log_config=None,
             log_level="critical",  # our own log reports failures
             access_log=False,
@@ -169,7 +251,8 @@ def serve_in_thread(
             lifespan="on",
             server_header=False,
             timeout_graceful_shutdown=_ENDS_S,
-        )
+        ),
+        certificate,
     )
     failed: list[BaseException] = []
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from millstream.access.tls import Certificate
 from millstream.broker.node import BrokerNode
-from millstream.broker.security.tls import Certificate
 from millstream.errors import MillstreamError, RetriableError, SyncFailedError
 from millstream.log.groups import expire_groups
 from millstream.log.retention import BoundedClock

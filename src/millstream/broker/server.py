@@ -14,13 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from millstream.access.tls import Certificate
 from millstream.broker.connection import READ_AHEAD_BYTES, TLS_ENDS_S, Connection, end_stream
 from millstream.broker.maintenance import refresh_certificate, run_maintenance
 from millstream.broker.memory import RequestMemory
 from millstream.broker.metrics import read_broker_metrics
 from millstream.broker.node import BrokerNode
 from millstream.broker.security.authentication import Authenticator, SaslSession
-from millstream.broker.security.tls import Certificate
 from millstream.broker.security.users import UsersFile
 from millstream.broker.settings import BrokerSettings
 from millstream.errors import ConfigError, MillstreamError

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
+from millstream.access.secret_values import resolved_url
 from millstream.capture.group_reader import CaptureSource
 from millstream.capture.mongodb.address import MONGODB_SCHEMES, mongodb_address
 from millstream.capture.mysql.address import MARIADB_SCHEMES, mariadb_address
@@ -48,6 +49,7 @@ def source_of(
     Raises:
         ConfigError: there is none, or its driver is not installed. The message never has a password.
     """
+    url = resolved_url(url, "the address of the database to capture")
     try:
         scheme = urlsplit(url).scheme
     except ValueError:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from millstream.access.tokens import read_token
 from millstream.cli.position_option import read_position
 from millstream.cli.signals import wait_for_stop_signal
 from millstream.cli.tables import TableColumn, app_log_option, json_option, print_table
-from millstream.cli.token_option import token_option
-from millstream.edge.token_file import read_token
+from millstream.cli.token_option import door_options
 from millstream.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     metavar="HOST:PORT",
     help="Answer questions over HTTP at this address, until Ctrl-C, instead of asking one.",
 )
-@token_option
+@door_options("Questions over HTTP carry a token (Authorization: Bearer …).")
 @click.option(
     "--insecure",
     is_flag=True,
@@ -55,6 +55,8 @@ def ask(
     address: Path | str | None,
     listen: str | None,
     token_file: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
     insecure: bool,
     as_json: bool,
 ) -> None:
@@ -71,19 +73,19 @@ def ask(
       millstream ask app.py --listen 127.0.0.1:8402
       millstream ask http://127.0.0.1:8402 reach url=example.com/a --json
     """
-    token = None if token_file is None else read_token(token_file)
     if target.startswith(("http://", "https://")):
         if listen is not None:
             raise ConfigError(
                 f"--listen serves an app in a file, and {target} is a URL. Give FILE."
             )
+        token = None if token_file is None else read_token(token_file)
         _ask_url(target, name, key, (deadline, at_least, token), as_json=as_json)
         return
     from millstream.cli.plan import edited_app
 
     app = edited_app(target, None, address)
     if listen is not None:
-        _serve(app, listen, token, insecure=insecure)
+        _serve(app, listen, token_file, (tls_cert, tls_key), insecure=insecure)
     elif name is None:
         _print_listing(app.what_can_be_asked(), as_json=as_json)
     else:
@@ -120,10 +122,23 @@ def _ask_url(
     _print_answer(answer.to_json(), as_json)
 
 
-def _serve(app: App, listen: str, token: str | None, *, insecure: bool) -> None:
+def _serve(
+    app: App,
+    listen: str,
+    token_file: Path | None,
+    tls: tuple[Path | None, Path | None],
+    *,
+    insecure: bool,
+) -> None:
     with (
         wait_for_stop_signal() as wait,
-        app.serve_questions(listen, token=token, insecure=insecure) as serving,
+        app.serve_questions(
+            listen,
+            token_file=token_file,
+            tls_cert=tls[0],
+            tls_key=tls[1],
+            insecure=insecure,
+        ) as serving,
     ):
         click.echo(f"Answering questions to {app.name} at {serving.url} (Ctrl-C ends it)")
         wait()

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from millstream.cli.audit_option import audited
 from millstream.cli.tables import (
     TableColumn,
     app_store_option,
@@ -172,7 +173,10 @@ def replay_dead(
     if not yes:
         found = dead_letters(folder, app, selection, store=store)
         confirm(f"Append {pluralize(found.height, 'dead letter')} of {app} again, as far as due?")
-    done = replay(folder, app, selection, again=again, late_ok=late_ok, store=store)
+    details = {"topic": topic, "reason": reason, "records": list(records), "again": again}
+    with audited(folder, app, "dead replay", {**details, "late_ok": late_ok}) as recorded:
+        done = replay(folder, app, selection, again=again, late_ok=late_ok, store=store)
+        recorded["appended"] = done.records
     sentence = f"{pluralize(done.records, 'record')} appended again"
     if done.finished:
         sentence += f", and {done.finished} of a replay that was interrupted"

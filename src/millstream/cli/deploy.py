@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from millstream.cli.audit_option import audited
 from millstream.cli.plan import (
     Command,
     edited_app,
@@ -136,19 +137,21 @@ def deploy(
         )
 
     stopped = timeout if stop else None
-    complete(context, app, attempt, stopped, as_json=as_json, per_second=records_per_second)
+    with audited(app.folder.parent.parent, app.name, "deploy", {"file": file}) as found:
+        done = complete(app, attempt, stopped, as_json=as_json, per_second=records_per_second)
+        found["switched"] = done.switched
+    report(context, app, done, as_json=as_json)
 
 
 def complete(
-    context: click.Context,
     app: App,
     attempt: Callable[[OnBatch], DeployResult],
     timeout: str | None,
     *,
     as_json: bool,
     per_second: int | None,
-) -> None:
-    """Deploy, print what that did, and end the command.
+) -> DeployResult:
+    """Deploy, and return what that did.
 
     With a ``timeout`` stop the app if it runs, and deploy what it has read since.
     """
@@ -158,11 +161,16 @@ def complete(
         stop_app(app.name, app.folder, timeout)
         with shown_batches(as_json=as_json, records_per_second=per_second) as on_batch:
             done = attempt(on_batch)
-    _report(app, done, as_json=as_json)
+    return done
+
+
+def report(context: click.Context, app: App, done: DeployResult, *, as_json: bool) -> None:
+    """Print what a deployment did, and end the command."""
+    _print_result(app, done, as_json=as_json)
     context.exit(0 if done.switched else EXIT_NOT_SWITCHED)
 
 
-def _report(app: App, done: DeployResult, *, as_json: bool) -> None:
+def _print_result(app: App, done: DeployResult, *, as_json: bool) -> None:
     if as_json:
         until = None if done.kept_until is None else done.kept_until.isoformat()
         values = {

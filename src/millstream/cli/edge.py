@@ -9,14 +9,16 @@ from pathlib import Path
 
 import click
 
+from millstream.access.tls import certificate_of
+from millstream.access.tokens import tokens_of
 from millstream.cli.ready_file import ready_file_option, write_ready_file
 from millstream.cli.signals import wait_for_stop_signal
 from millstream.cli.tables import address_argument
+from millstream.cli.token_option import door_options
 from millstream.client.address import shown
 from millstream.durations import to_us
 from millstream.edge.http.request_body import RequestLimits
 from millstream.edge.server import HTTP_DEFAULT, EdgeServer, EdgeSettings, serve
-from millstream.edge.token_file import read_token
 
 
 @click.command()
@@ -38,11 +40,7 @@ from millstream.edge.token_file import read_token
     help="The topic of lines that are not a metric, with the reason in a header; by default they are only counted.",
 )
 @click.option("--read-only", is_flag=True, help="Append nothing, and do not own the folder.")
-@click.option(
-    "--token-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="HTTP requests must carry the token in this file (Authorization: Bearer …).",
-)
+@door_options("HTTP requests must carry a token (Authorization: Bearer …).")
 @click.option(
     "--allow-origin",
     "origins",
@@ -99,6 +97,8 @@ def edge(
     statsd_malformed: str | None,
     read_only: bool,
     token_file: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
     origins: tuple[str, ...],
     event_bytes: int,
     body_bytes: int,
@@ -130,7 +130,8 @@ def edge(
         statsd_topic=statsd_topic,
         malformed_topic=statsd_malformed,
         read_only=read_only,
-        token=None if token_file is None else read_token(token_file),
+        tokens=tokens_of(None, token_file),
+        certificate=certificate_of(tls_cert, tls_key),
         origins=origins,
         insecure=insecure,
     )

@@ -35,6 +35,7 @@ COMMANDS = {
     "edge": "Take events over HTTP and UDP, and send them out as server-sent events.",
     "webhook": "Deliver the records of TOPIC to the endpoint URL, at least once.",
     "user": "Add, list and remove the users of a broker.",
+    "token": "Add, list and remove the tokens of servers.",
     "log": "Verify, repair and measure the folder of a log.",
     "ui": "Show a page of what the apps of a log do, live; serve their views over HTTP.",
     "run": "Run the pipeline that FILE declares, from where it stopped.",
@@ -48,6 +49,7 @@ COMMANDS = {
     "stop": "Stop the running APP, as Ctrl-C in its terminal would: after the current batch.",
     "rescale": "Divide the state of APP into more or fewer buckets or partitions.",
     "reset": "Remove all that APP has made, so that its next run starts over from the log.",
+    "audit": "Show who changed APP, when, how, and whether it succeeded.",
     "ledger": "Show where every event of APP went: the ledger, per batch or in total.",
     "why": "Say why a window or match is open, an event late, a job behind, a row missing, a value so.",
     "ask": "Ask the app in FILE, or whose questions are served at URL, about its state.",
@@ -120,7 +122,23 @@ def run(arguments: Sequence[str]) -> int:
 def main() -> None:
     """Enter here from the shell."""
     _replace_what_cannot_be_shown()
+    _warn_of_written_secrets(sys.argv[1:])
     sys.exit(run(sys.argv[1:]))
+
+
+def _warn_of_written_secrets(arguments: Sequence[str]) -> None:
+    """Warn of a password on the command line: every user of the machine can see that, also afterwards in a history."""
+    if not any("://" in argument for argument in arguments):
+        return
+    from millstream.access.secret_values import has_written_secret
+
+    for number, argument in enumerate(arguments, 1):
+        if has_written_secret(argument):
+            click.echo(
+                f"Warning: argument {number} has a password, which every user of this machine can see (ps). Write "
+                "${env:NAME} or ${file:/path} in its place, in single quotes.",
+                err=True,
+            )
 
 
 def _replace_what_cannot_be_shown() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
+from typing import Any
 
 import click
 
 from millstream.capture.apply.reconcile import TableComparison
 from millstream.capture.apply.reconcile import reconcile as reconcile_of
+from millstream.cli.audit_option import audited
 from millstream.cli.captured_options import log_option, tables_option
+from millstream.client.address import log_folder
 
 _SHOWN_KEYS = 5
 EXIT_DIFFERENT = 1
@@ -35,7 +39,14 @@ def reconcile(
       millstream reconcile shop sqlite:///shop.db sqlite:///copy.db --repair
     """
     comparing = reconcile_of(name, source, target, tables=tables, log=log)
-    found = comparing.run(repair=repair, on_table=lambda one: click.echo(line_of(one)))
+    folder = log_folder(log)
+    details = {"tables": list(tables)}
+    with ExitStack() as recording:
+        recorded: dict[str, Any] = {}
+        if repair and folder is not None:
+            recorded = recording.enter_context(audited(folder, name, "reconcile --repair", details))
+        found = comparing.run(repair=repair, on_table=lambda one: click.echo(line_of(one)))
+        recorded["rows"] = found.faults
     word = "repaired" if repair else "different"
     said = f"{found.faults:,} rows {word}" if found.faults else "no difference"
     click.echo(f"{said}, at {found.position}")

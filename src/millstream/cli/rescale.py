@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from millstream.cli.app_folder import app_store
+from millstream.cli.audit_option import audited
 from millstream.cli.tables import app_store_option, json_option, log_option, print_result
 
 
@@ -50,7 +51,8 @@ def rescale(
     from millstream.engine.rescale import rescale as work
 
     location = app_store(folder, app, store)
-    done = work(app, folder / "apps" / app, partitions, location, buckets=buckets)
+    with audited(folder, app, "rescale", {"buckets": buckets, "partitions": partitions}):
+        done = work(app, folder / "apps" / app, partitions, location, buckets=buckets)
     print_result(
         f"the state of {app} is divided into {done.buckets} buckets (before: {done.buckets_before}), which "
         f"{done.partitions} partitions share (before: {done.partitions_before}), from the next run on",

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from millstream.cli.audit_option import audited
 from millstream.cli.byte_sizes import describe_bytes
 from millstream.cli.tables import (
     address_option,
@@ -77,7 +78,8 @@ def reset(
             click.echo(line)
     if not yes:
         confirm(f"Remove this, and have {app} start over?")
-    work(found)
+    with audited(state, app, "reset"):
+        work(found)
     if as_json:
         print_json(_values(found))
     else:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from millstream.cli.deploy import OnBatch, complete, switch_options
+from millstream.cli.audit_option import audited
+from millstream.cli.deploy import OnBatch, complete, report, switch_options
 from millstream.cli.plan import edited_app, edited_app_options
 from millstream.cli.tables import json_option
 
@@ -54,4 +55,7 @@ def rollback(
         return work(app, on_batch, same_expressions=same_expressions, keep=keep)
 
     stopped = timeout if stop else None
-    complete(context, app, attempt, stopped, as_json=as_json, per_second=records_per_second)
+    with audited(app.folder.parent.parent, app.name, "rollback", {"file": file}) as found:
+        done = complete(app, attempt, stopped, as_json=as_json, per_second=records_per_second)
+        found["switched"] = done.switched
+    report(context, app, done, as_json=as_json)

@@ -16,8 +16,7 @@ from millstream.cli.log_format import log_format_option, set_log_format
 from millstream.cli.metrics_option import metrics_option
 from millstream.cli.spark_settings import spark_settings
 from millstream.cli.tables import Choice, app_log_option, app_name_option
-from millstream.cli.token_option import token_option
-from millstream.edge.token_file import read_token
+from millstream.cli.token_option import door_options
 from millstream.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ if TYPE_CHECKING:
     metavar="HOST:PORT",
     help="Answer questions about the app's state over HTTP at this address while it runs: see `millstream ask`.",
 )
-@token_option
+@door_options("Questions over HTTP carry a token (Authorization: Bearer …).")
 @click.option(
     "--ready-within",
     default="5 minutes",
@@ -107,6 +106,8 @@ def run(
     metrics: str | None,
     questions: str | None,
     token_file: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
     ready_within: str,
     as_json: bool,
 ) -> None:
@@ -136,9 +137,13 @@ def run(
     app = find_app(path, name)
     if address is not None:
         app.use_log(address)
-    token = None if token_file is None else read_token(token_file)
     _fill(app, same_expressions=same_expressions, quiet=as_json)
-    with app.serve_questions(questions, token=token) if questions else nullcontext():
+    answering = (
+        app.serve_questions(questions, token_file=token_file, tls_cert=tls_cert, tls_key=tls_key)
+        if questions
+        else nullcontext()
+    )
+    with answering:
         report = app.run(
             until="caught-up" if until == "caught-up" else "stopped",
             timeout=timeout,

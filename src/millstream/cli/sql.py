@@ -15,9 +15,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from millstream.access.tls import certificate_of
+from millstream.access.tokens import tokens_of
 from millstream.cli.position_option import read_position
 from millstream.cli.signals import wait_for_stop_signal
 from millstream.cli.tables import Choice
+from millstream.cli.token_option import door_options
 from millstream.durations import to_us
 from millstream.errors import ConfigError, MillstreamError
 
@@ -82,10 +85,7 @@ _HELP = r"Statements end with a semicolon. \d lists tables, \q ends."
     help="With --listen: the file with the password that clients must have. By default what "
     "MILLSTREAM_SQL_PASSWORD has.",
 )
-@click.option(
-    "--tls-cert", type=click.Path(path_type=Path), help="With --listen: certificate chain, PEM."
-)
-@click.option("--tls-key", type=click.Path(path_type=Path), help="With --listen: its key, PEM.")
+@door_options("With --listen: the name of a token is the user, and the token the password.")
 def sql(
     target: str,
     query: str | None,
@@ -100,6 +100,7 @@ def sql(
     topic_records_max: int,
     listen: str | None,
     password_file: Path | None,
+    token_file: Path | None,
     tls_cert: Path | None,
     tls_key: Path | None,
 ) -> None:
@@ -127,7 +128,7 @@ def sql(
             raise ConfigError(
                 "--listen serves statements of clients, and one is given. Leave out one of them."
             )
-        _serve(scope, limits, listen, password_file, (tls_cert, tls_key))
+        _serve(scope, limits, listen, (password_file, token_file), (tls_cert, tls_key))
         return
     if form == "parquet" and output is None:
         raise ConfigError("--format parquet is for a file. Give --output FILE.")
@@ -170,10 +171,16 @@ def _serve(
     scope: SqlScope,
     limits: SqlLimits,
     listen: str,
-    password_file: Path | None,
+    secrets: tuple[Path | None, Path | None],
     tls: tuple[Path | None, Path | None],
 ) -> None:
-    from millstream.sql_queries.server.server import read_certificate, read_password, serve_sql
+    from millstream.sql_queries.server.server import read_password, serve_sql
+
+    password_file, token_file = secrets
+    if password_file is not None and token_file is not None:
+        raise ConfigError(
+            "A password and tokens are given. Give one of --password-file and --token-file."
+        )
 
     with (
         wait_for_stop_signal() as wait,
@@ -181,8 +188,9 @@ def _serve(
             scope,
             listen,
             limits=limits,
-            password=read_password(password_file),
-            certificate=read_certificate(*tls),
+            password=None if token_file is not None else read_password(password_file),
+            tokens=tokens_of(None, token_file),
+            certificate=certificate_of(*tls),
         ) as serving,
     ):
         click.echo(f"Serving {scope.log} to PostgreSQL's clients at {serving.url} (Ctrl-C ends it)")

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from millstream.cli.app_folder import app_folder
+from millstream.cli.audit_option import audited
 from millstream.cli.tables import log_option
 from millstream.durations import to_us
 from millstream.errors import JobFailedError
@@ -36,7 +37,9 @@ def stop(app: str, folder: Path, timeout: str) -> None:
       millstream stop ads --log /srv/data --timeout "10 minutes"
     """
     of_app = app_folder(folder, app)
-    stopped = stop_app(app, of_app, timeout)
+    with audited(folder, app, "stop") as found:
+        stopped = stop_app(app, of_app, timeout)
+        found["stopped"] = stopped
     click.echo(f"{app} has stopped" if stopped else f"{app} is not running")
 
 

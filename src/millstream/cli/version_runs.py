@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from millstream.access.audit_log import CLIENT, ON_BEHALF_OF, Actor
 from millstream.errors import ConfigError, ConflictError
 from millstream.views.reader import apps_with_state, state_store_location
 from millstream.views.server.status import log_brokers
@@ -74,7 +75,7 @@ class VersionRuns:
         self._last: dict[str, _Run] = {}
         self._lock = threading.Lock()
 
-    def start(self, app: str, action: VersionAction, *, stop: bool) -> None:
+    def start(self, app: str, action: VersionAction, who: Actor, *, stop: bool) -> None:
         """Begin a command on the program of an app. See :class:`VersionCommands`."""
         if app not in self._programs:
             raise ConfigError(
@@ -89,9 +90,9 @@ class VersionRuns:
             before = self._last.pop(app, None)
             if before is not None:
                 before.output.close()
-            self._last[app] = self._begin(app, action, stop=stop)
+            self._last[app] = self._begin(app, action, who, stop=stop)
 
-    def _begin(self, app: str, action: VersionAction, *, stop: bool) -> _Run:
+    def _begin(self, app: str, action: VersionAction, who: Actor, *, stop: bool) -> _Run:
         file = self._programs[app]
         command = [sys.executable, "-m", "millstream", action, "--named", app]
         if self._brokers(app) is None:
@@ -102,7 +103,11 @@ class VersionRuns:
         output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the run
         # What it prints goes to a file: nobody may be there to read a pipe.
         process = subprocess.Popen(  # noqa: S603 - our own command, on a file that whoever started us has named
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, ON_BEHALF_OF: who.token or "", CLIENT: who.client or ""},
         )
         return _Run(app, action, process, output)
 

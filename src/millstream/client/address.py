@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qsl
 
+from millstream.access.secret_values import resolved_url
 from millstream.choices import choose, format_choices, nearest
 from millstream.durations import to_us
 from millstream.errors import ConfigError
@@ -102,7 +103,7 @@ def kafka_address(text: str) -> KafkaAddress:
     Raises:
         ConfigError: it names no server, or an option that does not exist.
     """
-    rest, _, query = text.removeprefix(SCHEME).partition("?")
+    rest, _, query = resolved_url(text, "a log's address").removeprefix(SCHEME).partition("?")
     if _named_user(rest, query):
         raise ConfigError(
             f"a log's address has something before an @, which may be a password; give it as {_SHAPE}, with "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from millstream.access.secret_values import resolved_url
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError, EnvironmentProblem
 
@@ -31,6 +32,7 @@ def mqtt(url: str, *topics: str, client: str, session: Duration = "7 days") -> M
         ConfigError: the URL is not one of MQTT, or an option is not possible.
         EnvironmentProblem: the client is not installed.
     """
+    url = resolved_url(url, "the source's address")
     try:
         parts = urlsplit(url)
         is_one = parts.scheme in ("mqtt", "mqtts") and bool(parts.hostname) and parts.port != 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, get_args
 
+from millstream.access.secret_values import resolved_url
 from millstream.choices import choose
 from millstream.connectors.record_fields import RecordFields
 from millstream.errors import ConfigError, EnvironmentProblem
@@ -37,6 +38,7 @@ def redis_stream(
         EnvironmentProblem: the driver is not installed.
     """
     choose("lost", lost, get_args(Literal["stop", "skip"]))
+    url = resolved_url(url, "the source's address")
     if not (is_redis_address(url) and streams and all(isinstance(s, str) and s for s in streams)):
         raise ConfigError(
             f"the source is no stream of Redis: give redis://host:6379/0, without options, with the database as a number "

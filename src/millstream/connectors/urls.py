@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from millstream.access.secret_values import resolved_url
 from millstream.choices import choose, did_you_mean
 from millstream.connectors.connector import SourceConnector
 from millstream.connectors.folder.folder_source import folder
@@ -34,6 +35,7 @@ def connector_of(url: str) -> SourceConnector:
     Raises:
         ConfigError: there is none. The message never has a password.
     """
+    url = resolved_url(url, "the source's address")
     try:
         parts = urlsplit(url)
         scheme = parts.scheme

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from millstream.access.tls import Certificate
+from millstream.access.tokens import Tokens
 from millstream.client import EventLog, connect
 from millstream.client.open import open_reader
 from millstream.edge.http.admission import Admission
@@ -47,7 +49,9 @@ class EdgeSettings:
         statsd_topic: The topic of metrics.
         malformed_topic: The topic of malformed lines; None: they are only counted.
         read_only: Nothing is appended over HTTP, and the folder is not owned.
-        token: The token that requests must carry; None: none.
+        token: The token that requests must carry, and which may do everything; None: none.
+        tokens: Tokens with roles, of which requests must carry one; not with ``token``.
+        certificate: What HTTP is encrypted with; None: it is not.
         origins: Origins of browser pages that may send requests.
         insecure: Allow addresses that other machines reach, without a token, and for datagrams.
     """
@@ -61,8 +65,15 @@ class EdgeSettings:
     malformed_topic: str | None = None
     read_only: bool = False
     token: str | None = field(default=None, repr=False)
+    tokens: Tokens | None = field(default=None, repr=False)
+    certificate: Certificate | None = None
     origins: Sequence[str] = ()
     insecure: bool = False
+
+    @property
+    def accepted(self) -> Tokens | None:
+        """The tokens that are accepted; None: no request needs one."""
+        return Tokens.of(self.token) if self.token is not None else self.tokens
 
 
 @dataclass(frozen=True)
@@ -218,11 +229,16 @@ def _serve_http(
         on_failure=failure.record,
     )
     host, _ = parse_listen_address(http, HTTP_DEFAULT)
-    app: Any = Access(edge.application(), settings.token, settings.origins)
-    if is_loopback(host) and settings.token is None:
+    tokens = settings.accepted
+    app: Any = Access(edge.application(), tokens, settings.origins)
+    if is_loopback(host) and tokens is None:
         app = web.AllowedHosts(app, web.LOCAL_NAMES | {host})
-    opened.enter_context(web.serve_in_thread(app, listener, what="edge", ending=edge.close))
-    return web.url_of(host, listener)
+    opened.enter_context(
+        web.serve_in_thread(
+            app, listener, what="edge", ending=edge.close, certificate=settings.certificate
+        )
+    )
+    return web.url_of(host, listener, settings.certificate)
 
 
 def check_settings(http: str | None, statsd: str | None, settings: EdgeSettings) -> None:
@@ -237,7 +253,7 @@ def check_settings(http: str | None, statsd: str | None, settings: EdgeSettings)
         )
     if http is not None:
         host, _ = parse_listen_address(http, HTTP_DEFAULT)
-        if not is_loopback(host) and settings.token is None and not settings.insecure:
+        if not is_loopback(host) and settings.accepted is None and not settings.insecure:
             raise ConfigError(
                 f"Other machines can reach {http}, and could append to every topic and read it. "
                 "Listen on 127.0.0.1, give a token (--token-file), or use --insecure."

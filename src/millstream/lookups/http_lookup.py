@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 import polars as pl
 
+from millstream.access.secret_values import resolved
 from millstream.choices import choose, did_you_mean
 from millstream.errors import ConfigError
 from millstream.kernels.decode.decode_error import DecodeError
@@ -263,7 +264,11 @@ def checked_headers(headers: object) -> dict[str, str]:
             f"http_lookup's headers are of type {type(headers).__name__}. Give a mapping of names to "
             "values, or a function that gives one."
         )
-    for name, value in headers.items():
+    sent = {
+        name: resolved(value, "a header of http_lookup") if isinstance(value, str) else value
+        for name, value in headers.items()
+    }
+    for name, value in sent.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name.lower() in _OURS:
             raise ConfigError(
                 "http_lookup has a header whose name is not allowed in a request. Give names such as "
@@ -274,7 +279,7 @@ def checked_headers(headers: object) -> dict[str, str]:
                 f"http_lookup's header {name!r} has a value that is no text, or has a line break or a "
                 "character outside Latin-1 in it. Read it without its line end: text.strip()."
             )
-    return dict(headers)
+    return sent
 
 
 def http_lookup(
@@ -294,7 +299,7 @@ def http_lookup(
 
         users = ms.http_lookup(
             "https://api.example.org/users/{user}",
-            headers={"Authorization": f"Bearer {os.environ['API_TOKEN']}"},
+            headers={"Authorization": "Bearer ${env:API_TOKEN}"},
             fields={"country": "address.country"},
         )
         clicks.enrich(users, on="user", schema={"country": pl.String}, timeout="2 seconds")
@@ -334,7 +339,7 @@ def http_lookup(
         if not isinstance(name, str) or not isinstance(value, str) or not value:
             raise ConfigError(
                 "http_lookup's secrets have a name or value that is no text, or empty. Give texts: "
-                'secrets={"token": os.environ["API_TOKEN"]}.'
+                'secrets={"token": "${env:API_TOKEN}"}.'
             )
     for status in unknown:
         if (
@@ -369,5 +374,5 @@ def http_lookup(
         tuple(sorted(set(unknown))),
         response_bytes_max,
         headers if callable(headers) else checked_headers(headers or {}),
-        dict(secrets or {}),
+        {name: resolved(text, "a secret of http_lookup") for name, text in (secrets or {}).items()},
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 
+from millstream.access.secret_values import resolved_url
 from millstream.errors import ConfigError, UserCodeError
 from millstream.kernels.decode.decode_error import DecodeError
 from millstream.kernels.enrichment.answers import ColumnSchema
@@ -137,7 +138,7 @@ def sql_lookup(database: Database, query: str) -> SqlLookup:
     ::
 
         countries = ms.sql_lookup(
-            os.environ["CUSTOMERS_DB"],  # postgresql://user:password@host/database
+            "postgresql://reader:${env:CUSTOMERS_PASSWORD}@host/database",
             "SELECT keys.user, c.country FROM keys JOIN customers c ON c.id = keys.user",
         )
         clicks.enrich(countries, on="user", schema={"country": pl.String})
@@ -145,7 +146,8 @@ def sql_lookup(database: Database, query: str) -> SqlLookup:
     Args:
         database: ``postgresql://…`` (needs the extra ``postgres``), ``sqlite:///…`` with the file's whole path,
             or a ``Path`` of the file. Or a function that gives one of these where the job runs, called for
-            each call: for passwords that must not travel with the program.
+            each call: for passwords that must not travel with the program. A reference in a URL, such as ``${env:NAME}``,
+            is read where the job runs, too, and where it is declared.
         query: One SELECT. It reads the keys of a call from a table ``keys`` with the columns ``on`` of
             ``enrich``, and gives one row for each key that is known, with these columns as they are in
             ``keys``, and those of the schema. Keys are parameters, never parts of the text. Of the columns, names
@@ -168,6 +170,8 @@ def sql_lookup(database: Database, query: str) -> SqlLookup:
         raise ConfigError(
             f"sql_lookup's query does not read the keys from the table keys. Write one such as {_EXAMPLE}."
         )
+    if isinstance(database, str) and not database.startswith(_POSTGRES):
+        database = resolved_url(database, "sql_lookup's database")
     if callable(database):
         shown = "the database"
     elif isinstance(database, str) and database.startswith(_POSTGRES):

@@ -8,14 +8,14 @@ from __future__ import annotations
 from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
 
+from millstream.http_access import AccessRoute
 from millstream.metrics.exposition import CONTENT_TYPE, Exposition
 
 _NO_STORE = {"Cache-Control": "no-store"}
 
 
-def metric_routes(exposition: Exposition) -> list[Route]:
+def metric_routes(exposition: Exposition) -> list[AccessRoute]:
     """Return the routes of a server's figures and health."""
 
     async def metrics(_: Request) -> Response:
@@ -30,7 +30,7 @@ def metric_routes(exposition: Exposition) -> list[Route]:
         return PlainTextResponse(answer.text, answer.status, headers=_NO_STORE)
 
     return [
-        Route("/metrics", metrics, methods=["GET"]),
-        Route("/healthz", healthz, methods=["GET"]),
-        Route("/readyz", readyz, methods=["GET"]),
+        AccessRoute("/metrics", metrics, role="read"),
+        AccessRoute("/healthz", healthz, role=None),
+        AccessRoute("/readyz", readyz, role=None),
     ]

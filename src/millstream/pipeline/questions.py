@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from millstream.access.tls import certificate_of
+from millstream.access.tokens import tokens_of
 from millstream.durations import Duration
 from millstream.errors import ConfigError
 from millstream.kernels.plan import JobPlan
@@ -135,6 +137,9 @@ class QueryableApp(AppDeclaration):
         listen: str = "127.0.0.1:8402",
         *,
         token: str | None = None,
+        token_file: Path | str | None = None,
+        tls_cert: Path | str | None = None,
+        tls_key: Path | str | None = None,
         insecure: bool = False,
     ) -> Iterator[QuestionServer]:
         """Answer questions over HTTP until the block ends: ``POST /ask/NAME``. See docs/ask.md.
@@ -144,13 +149,22 @@ class QueryableApp(AppDeclaration):
         Args:
             listen: ``HOST:PORT``; port 0 takes one that is free.
             token: What requests must carry as ``Authorization: Bearer …``.
+            token_file: A file of tokens, of which they must carry one: see ``millstream token``. Not with ``token``.
+            tls_cert: The certificate, as PEM: clients must connect with TLS. A renewed one is used without a restart.
+            tls_key: Its private key, if that is not in the same file.
             insecure: Allow an address that other machines reach, without a token.
 
         Raises:
             EnvironmentProblem: The extra ``ui`` is not installed.
             ConfigError: The address is invalid, is in use, or could be reached by other machines.
         """
-        with serve_questions(self._answers(), listen, token=token, insecure=insecure) as serving:
+        tokens = tokens_of(token, token_file)
+        certificate = certificate_of(
+            None if tls_cert is None else Path(tls_cert), None if tls_key is None else Path(tls_key)
+        )
+        with serve_questions(
+            self._answers(), listen, tokens=tokens, certificate=certificate, insecure=insecure
+        ) as serving:
             yield serving
 
     def close_questions(self) -> None:

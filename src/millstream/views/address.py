@@ -12,9 +12,11 @@ from hashlib import sha256
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
+from millstream.access.secret_values import has_reference, resolved_url
 from millstream.errors import ConfigError
 
 STATE_STORE = "sqlite"
+_WHAT = "A view store's address"
 _SCHEMES = ("postgresql", "postgres")
 _PLACE_OPTIONS = ("host", "hostaddr", "port", "dbname", "service")
 _SHAPE = "postgresql://user:password@host:5432/database"
@@ -57,11 +59,13 @@ def postgres_address(url: str) -> PostgresAddress:
     Raises:
         ConfigError: it is not a URL of PostgreSQL, or cannot be parsed.
     """
+    named = has_reference(url)
+    url = resolved_url(url, _WHAT)
     scheme, separator, _ = url.partition("://")
     if not separator or scheme not in _SCHEMES:
         known = f"{STATE_STORE!r} (the app's own store) or a URL such as {_SHAPE}"
         shown = f"begins with {scheme}://" if separator else f"is {url[:40]!r}"
-        if "@" in scheme or "=" in scheme:  # it may have a password in it
+        if named or "@" in scheme or "=" in scheme:  # it may have a password in it
             shown = "begins with no postgresql://"
         raise ConfigError(f"A view store's address {shown}. Allowed are {known}.")
     try:
@@ -106,7 +110,7 @@ def parse_store(store: str | None, *, what: str) -> str | None:
             f"{what} is of type {type(store).__name__}. Give {STATE_STORE!r} or a URL."
         )
     postgres_address(store)
-    return store
+    return resolved_url(store, what)
 
 
 STATE_SCHEMA_PREFIX = "millstream_"
@@ -165,6 +169,7 @@ def split_store_url(url: str) -> tuple[PostgresAddress, str | None, float]:
         ConfigError: it is no URL of PostgreSQL, or an option of ours cannot be read.
     """
     postgres_address(url)  # refuses what is none, without showing it
+    url = resolved_url(url, _WHAT)
     place, _, query = url.partition("?")
     schema: str | None = None
     wait_s, others = WAIT_S_DEFAULT, []

@@ -8,6 +8,7 @@ from dataclasses import replace
 from importlib import import_module
 from urllib.parse import urlsplit
 
+from millstream.access.secret_values import resolved_url
 from millstream.capture.apply.compared_source import TakeSnapshot
 from millstream.capture.apply.targets import folder_of
 from millstream.capture.mysql.address import MARIADB_SCHEMES, mariadb_address
@@ -24,6 +25,7 @@ def compared_source_of(
     Raises:
         ConfigError: there is none, or its driver is not installed. The message never has a password.
     """
+    url = resolved_url(url, "the source's address")
     try:
         scheme = urlsplit(url).scheme
     except ValueError:

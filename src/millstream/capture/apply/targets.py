@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
+from millstream.access.secret_values import resolved_url
 from millstream.capture.apply.applied_table import AppliedTable
 from millstream.capture.apply.lake import BATCH_S, LakeTable, LakeTarget
 from millstream.capture.apply.parquet import VERSIONS_KEPT, ParquetTable
@@ -30,6 +31,7 @@ def target_of(url: str, environment: Mapping[str, str] = os.environ) -> _Open:
         ConfigError: there is none. The message never has a password.
         EnvironmentProblem: its driver is not installed.
     """
+    url = resolved_url(url, "the target's address")
     try:
         scheme = urlsplit(url).scheme
     except ValueError:

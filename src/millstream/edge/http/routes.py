@@ -26,7 +26,6 @@ from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from millstream.client.reader import Reader
 from millstream.edge.http.admission import Admission, Ticket
@@ -71,6 +70,7 @@ from millstream.http import (
     json_response,
     status_of,
 )
+from millstream.http_access import AccessRoute
 from millstream.metrics.exposition import Exposition, ReadinessCheck
 from millstream.metrics.readings import Readings
 from millstream.metrics.routes import metric_routes
@@ -150,10 +150,11 @@ class EdgeRoutes:
         """Return the edge as an ASGI application."""
         return Starlette(
             routes=[
-                Route("/topics", self.topics, methods=["GET"]),
-                Route("/topics/{topic}", self.append, methods=["POST"]),
-                Route("/topics/{topic}/events", self.events, methods=["GET"]),
-                Route("/status", self.status, methods=["GET"]),
+                AccessRoute("/topics", self.topics, role="read"),
+                # No browser need confirm where it comes from: whoever may post, posts.
+                AccessRoute("/topics/{topic}", self.append, role="operate", methods=["POST"]),
+                AccessRoute("/topics/{topic}/events", self.events, role="read"),
+                AccessRoute("/status", self.status, role="read"),
                 *metric_routes(self._exposition),
             ],
             exception_handlers={

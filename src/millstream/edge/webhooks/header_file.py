@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from millstream.access.secret_values import resolved
 from millstream.errors import ConfigError
 
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", re.ASCII)
@@ -37,5 +38,5 @@ def read_headers(path: Path) -> dict[str, str]:
             raise ConfigError(
                 f"The header {name} in {path} is set by the webhook itself; leave it out."
             )
-        headers[name] = value.strip()
+        headers[name] = resolved(value.strip(), f"the header {name} in {path}")
     return headers

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hmac
+import secrets
 import socket
 import ssl
 import struct
@@ -9,9 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
-from millstream.broker.security.tls import Certificate
-from millstream.errors import SqlError
+from millstream.access.tls import Certificate
+from millstream.access.tokens import Tokens
+from millstream.errors import ConfigError, SqlError
 from millstream.sql_queries.server.messages import (
     CANCEL_REQUEST,
     GSS_REQUEST,
@@ -32,12 +36,31 @@ _NEGOTIATIONS_MAX = 3
 
 @dataclass(frozen=True)
 class LoginRules:
-    """What a client must have: ``database`` is the only one there is; without a verifier no password is asked for."""
+    """What a client must have: ``database`` is the only one there is; without a verifier and tokens no password is asked for."""
 
     database: str
     verifier: ScramVerifier | None
     certificate: Certificate | None
+    tokens: Tokens | None = field(default=None, repr=False)
+    _secret: bytes = field(default_factory=partial(secrets.token_bytes, 32), repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def verifier_of(self, user: str) -> ScramVerifier | None:
+        """Return what the proof of a user is checked with; None if none is asked for.
+
+        Of an unknown one it is made up, always the same: a client cannot tell it from one that is known.
+        """
+        if self.tokens is None:
+            return self.verifier
+        found = self.tokens.named(user)
+        if found is not None:
+            keys = found.scram
+            return ScramVerifier(keys.salt, keys.stored_key, keys.server_key)
+        made_up = [
+            hmac.digest(self._secret, b"%d %s" % (number, user.encode()), "sha256")
+            for number in range(3)
+        ]
+        return ScramVerifier(made_up[0][:16], made_up[1], made_up[2])
 
     def encrypt(self, connection: socket.socket) -> ssl.SSLSocket:
         """Return a connection encrypted, with the certificate that is in the files now."""
@@ -53,6 +76,19 @@ class LoginRules:
             encrypted.close()
             raise
         return encrypted
+
+
+def check_scram_keys(tokens: Tokens) -> None:
+    """Make sure that clients can prove that they have the tokens.
+
+    Raises:
+        ConfigError: one has no name.
+    """
+    if any(not one.scram.salt for one in tokens.current()):
+        raise ConfigError(
+            "Clients of SQL log in with the name of a token, and the file has a token itself. Make one with a name: millstream "
+            "token add NAME --token-file FILE; or give a password (--password-file)."
+        )
 
 
 def log_in(
@@ -77,8 +113,9 @@ def log_in(
         return None
     try:
         parameters = _checked_startup(wire, code, body, rules)
-        if rules.verifier is not None:
-            _authenticate(wire, rules.verifier)
+        verifier = rules.verifier_of(parameters.get("user", ""))
+        if verifier is not None:
+            _authenticate(wire, verifier)
         _check_database(parameters.get("database", rules.database), rules.database)
     except SqlError as error:
         wire.write(b"E", error_fields(str(error), error.sqlstate, "FATAL"))

@@ -20,13 +20,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from millstream.broker.security.tls import Certificate
+from millstream.access.tls import Certificate
+from millstream.access.tokens import Tokens
 from millstream.errors import ConfigError, SqlError
 from millstream.listen_address import bind, is_loopback, parse_listen_address
 from millstream.sql_queries.app_tables import AppTables, SqlScope
 from millstream.sql_queries.server.catalog import fill_catalog, preparation
 from millstream.sql_queries.server.connection import StatementLoop
-from millstream.sql_queries.server.login import LoginRules, log_in
+from millstream.sql_queries.server.login import LoginRules, check_scram_keys, log_in
 from millstream.sql_queries.server.messages import (
     ConnectionEndedError,
     Wire,
@@ -70,10 +71,14 @@ def serve_sql(
     *,
     limits: SqlLimits = SqlLimits(),  # noqa: B008 - it cannot be changed
     password: str | None = None,
+    tokens: Tokens | None = None,
     certificate: Certificate | None = None,
     connections_max: int = CONNECTIONS_MAX,
 ) -> Iterator[SqlServerAddress]:
     """Speak PostgreSQL's protocol until the block ends.
+
+    With ``tokens`` a client's user is the name of one, and its password the token; either role allows to read, and nothing else can
+    be done. With ``password`` any user has that.
 
     Raises:
         ConfigError: the address cannot be listened on, or other machines reach it and there is no password.
@@ -81,17 +86,23 @@ def serve_sql(
     """
     load_engine()
     host, port = parse_listen_address(listen, LISTEN_DEFAULT)
-    if password is None and not is_loopback(host):
+    if tokens is not None:
+        check_scram_keys(tokens)
+    if password is None and tokens is None and not is_loopback(host):
         raise ConfigError(
             f"{listen} can be reached from other machines, and no password is set. Give one (--password-file, or the variable "
-            f"{PASSWORD_VARIABLE}), or listen on {LISTEN_DEFAULT}."
+            f"{PASSWORD_VARIABLE}) or tokens (--token-file), or listen on {LISTEN_DEFAULT}."
         )
     listener = bind(host, port, "SQL server")
     database = scope.app or _NO_APP
     verifier = None if password is None else ScramVerifier.of(password)
     with closing(AppTables(scope)) as tables:
         server = _SqlServer(
-            listener, tables, limits, LoginRules(database, verifier, certificate), connections_max
+            listener,
+            tables,
+            limits,
+            LoginRules(database, verifier, certificate, tokens),
+            connections_max,
         )
         server.start()
         try:
@@ -122,19 +133,6 @@ def read_password(file: Path | None) -> str | None:
             "`openssl rand -hex 16` makes."
         )
     return password
-
-
-def read_certificate(certificate: Path | None, key: Path | None) -> Certificate | None:
-    """Return what connections are encrypted with; None without a certificate.
-
-    Raises:
-        ConfigError: certificate or key are missing, or cannot be used.
-    """
-    if certificate is not None:
-        return Certificate(certificate, key)
-    if key is not None:
-        raise ConfigError(f"There is a key, {key}, and no certificate. Give it with --tls-cert.")
-    return None
 
 
 @dataclass

@@ -33,7 +33,7 @@ from millstream.views.alerts.targets import AlertTarget, tell_command, tell_emai
 
 _RULE_WORDS = {"name", "metric", "above", "below", "where", "over", "held", "repeat", "tell"}
 _TARGET_WORDS = {
-    "webhook": {"webhook", "header_variables"},
+    "webhook": {"webhook", "headers", "header_variables"},
     "email": {"email", "server", "sender", "user", "starttls"},
     "command": {"command"},
 }
@@ -42,7 +42,8 @@ _TARGET_WORDS = {
 def read_rules(path: Path) -> list[AlertRule]:
     """Return the rules of a file.
 
-    ``header_variables`` of a webhook names headers whose values are in variables of the environment. ``repeat = false``
+    ``headers`` of a webhook may name secrets: ``${env:NAME}``, ``${file:/path}``. ``header_variables`` names headers whose
+    values are in variables of the environment. ``repeat = false``
     tells an alert once.
 
     Raises:
@@ -100,7 +101,7 @@ def _target(where: str, given: Any) -> AlertTarget:
 
 
 def _headers(where: str, options: Mapping[str, Any]) -> dict[str, str]:
-    headers = {}
+    headers = dict(options.get("headers", {}))
     for header, variable in options.get("header_variables", {}).items():
         if variable not in os.environ:
             raise ConfigError(

@@ -23,6 +23,7 @@ from http.client import HTTPException
 from typing import IO, NamedTuple
 from urllib.parse import urlsplit
 
+from millstream.access.secret_values import resolved, resolved_url
 from millstream.errors import ConfigError, RetriableError
 
 TIMEOUT_S = 10.0
@@ -231,18 +232,23 @@ def tell_webhook(url: str, *, headers: Mapping[str, str] | None = None) -> Webho
     Raises:
         ConfigError: it is no such URL.
     """
+    url = resolved_url(url, "the URL of an alert's webhook")
+    sent = {
+        name: resolved(value, f"the header {name!r} of an alert's webhook")
+        for name, value in (headers or {}).items()
+    }
     if not _is_webhook_url(url):
         raise ConfigError(
             "The URL of an alert's webhook must be as https://example.com/hook, without a name or password in "
             "it, in ASCII without spaces: give name and password as headers."
         )
-    for name, value in (headers or {}).items():
+    for name, value in sent.items():
         if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
             raise ConfigError(
                 f"The header {name!r} of an alert's webhook cannot be sent. Give a name of letters, digits and '-', and "
                 "a value in Latin-1 without line breaks, also at its end."
             )
-    return WebhookTarget(url, dict(headers or {}))
+    return WebhookTarget(url, sent)
 
 
 def _is_webhook_url(url: str) -> bool:

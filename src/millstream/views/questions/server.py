@@ -22,6 +22,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from millstream.access.tls import Certificate
+from millstream.access.tokens import Tokens
 from millstream.errors import (
     ConfigError,
     DeadlineError,
@@ -64,12 +66,17 @@ class QuestionServer:
 
 @contextmanager
 def serve_questions(
-    service: AnswerService, listen: str, *, token: str | None, insecure: bool
+    service: AnswerService,
+    listen: str,
+    *,
+    tokens: Tokens | None,
+    certificate: Certificate | None,
+    insecure: bool,
 ) -> Iterator[QuestionServer]:
     """Serve until the block ends. See :meth:`millstream.App.serve_questions`."""
     host, port = parse_listen_address(listen, QUESTIONS_DEFAULT)
     local = is_loopback(host)
-    if not local and token is None and not insecure:
+    if not local and tokens is None and not insecure:
         raise ConfigError(
             f"{listen} can be reached from other machines, and requests need no token: whoever reaches it reads the state. "
             "Give a token, listen on 127.0.0.1, or use insecure=True (--insecure)."
@@ -81,25 +88,31 @@ def serve_questions(
     with closing(bind(host, port, "server of questions")) as listener:
         listener.listen(_BACKLOG)
         app = _application(service)
-        app.add_middleware(Access, token=token, origins=())
-        if local and token is None:
+        app.add_middleware(Access, tokens=tokens, origins=())
+        if local and tokens is None:
             app.add_middleware(http.AllowedHosts, hosts=http.LOCAL_NAMES | {host})
-        with http.serve_in_thread(app, listener, what="server of questions", ending=lambda: None):
-            yield QuestionServer(http.url_of(host, listener))
+        with http.serve_in_thread(
+            app,
+            listener,
+            what="server of questions",
+            ending=lambda: None,
+            certificate=certificate,
+        ):
+            yield QuestionServer(http.url_of(host, listener, certificate))
 
 
 def _application(service: AnswerService) -> Any:
     from starlette.applications import Starlette  # noqa: PLC0415 - needs an extra
-    from starlette.routing import Route  # noqa: PLC0415 - the same
 
     from millstream.http import exception_handlers  # noqa: PLC0415 - the same
+    from millstream.http_access import AccessRoute  # noqa: PLC0415 - the same
 
     routes = _QuestionRoutes(service)
     return Starlette(
         routes=[
-            Route("/ask", routes.list, methods=["GET"]),
-            Route("/ask/{name}", routes.ask, methods=["POST"]),
-            Route("/healthz", routes.healthz, methods=["GET"]),
+            AccessRoute("/ask", routes.list, role="read"),
+            AccessRoute("/ask/{name}", routes.ask, role="read", methods=["POST"]),
+            AccessRoute("/healthz", routes.healthz, role=None),
         ],
         exception_handlers=exception_handlers(
             _STATUS, "Addresses are GET /ask and POST /ask/NAME.", _log
@@ -125,7 +138,7 @@ class _QuestionRoutes:
     async def ask(self, request: Request) -> Response:
         from starlette.responses import Response  # noqa: PLC0415 - needs an extra
 
-        from millstream.http import NO_STORE  # noqa: PLC0415 - the same
+        from millstream.http import NO_STORE, read_body  # noqa: PLC0415 - the same
 
         name, params = request.path_params["name"], request.query_params
         unknown = {*params} - {"deadline", "at_least"}
@@ -137,7 +150,7 @@ class _QuestionRoutes:
         at_least = _parsed(params["at_least"], "at_least") if "at_least" in params else None
         if at_least is not None and not isinstance(at_least, dict):
             raise ConfigError("at_least is no JSON object. Give topic → partition → offset.")
-        keys = _keys(await _body(request))
+        keys = _keys(await read_body(request, _BODY_BYTES_MAX, "Ask for fewer keys at a time."))
         future = self.service.submit(
             name, keys, {}, deadline=deadline, at_least=at_least, then=Answer.to_json
         )
@@ -153,17 +166,6 @@ async def _awaited(future: Future[str], deadline: Deadline) -> str:
     except TimeoutError:
         deadline.check("it is still being worked on")
         raise
-
-
-async def _body(request: Request) -> bytes:
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _BODY_BYTES_MAX:
-            raise ConfigError(
-                f"The question has more than {_BODY_BYTES_MAX:,} bytes. Ask for fewer keys at a time."
-            )
-    return body
 
 
 def _keys(body: bytes) -> Any:

@@ -1,4 +1,4 @@
-"""Sending dead letters again from the page: only for its own pages, on this machine."""
+"""Sending dead letters again from the page: for its own pages, and for clients with a token."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
+from millstream.access.audit_log import Actor
 from millstream.errors import ConfigError
 from millstream.http import json_response
-from millstream.views.server.page_requests import read_body, read_only_response, refusal
+from millstream.views.server.page_requests import actor_of, json_body, read_only_response, refusal
 from millstream.views.server.store_watcher import ReadExecutor
 
 _RECORDS_MAX = 1_000
@@ -20,10 +21,12 @@ _RECORDS_MAX = 1_000
 class ReplayDeadLetters(Protocol):
     """Appends dead letters of an app, given as TOPIC/PARTITION/OFFSET, to their topics again; returns what it did.
 
-    ``late_ok``: as in :func:`millstream.ops.dead_letter_replay.replay`.
+    ``who``: asks for it, for the audit log. ``late_ok``: as in :func:`millstream.ops.dead_letter_replay.replay`.
     """
 
-    def __call__(self, app: str, records: Sequence[str], *, late_ok: bool) -> Mapping[str, Any]: ...
+    def __call__(
+        self, app: str, records: Sequence[str], who: Actor, *, late_ok: bool
+    ) -> Mapping[str, Any]: ...
 
 
 async def replay_dead_letters(
@@ -39,9 +42,11 @@ async def replay_dead_letters(
     refused = refusal(request)
     if refused is not None:
         return refused
-    records, late_ok = _parse(await read_body(request))
-    app = request.path_params["app"]
-    return json_response(await executor.run(lambda: dict(replay(app, records, late_ok=late_ok))))
+    records, late_ok = _parse(await json_body(request))
+    app, who = request.path_params["app"], actor_of(request)
+    return json_response(
+        await executor.run(lambda: dict(replay(app, records, who, late_ok=late_ok)))
+    )
 
 
 def _parse(body: bytes) -> tuple[list[str], bool]:

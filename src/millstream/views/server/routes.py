@@ -15,18 +15,19 @@
 ``/apps/NAME/operate``                  status, load, batches, dead letters and versions, for operators
 ``/apps/NAME/dead-letters/replay``      POST: sends dead letters again, see `dead_letter_requests.py`
 ``/apps/NAME/versions/ACTION``          POST: begins a command on the edited program, see `version_requests.py`
+``/login``, ``/logout``, ``/who``       see `login_routes.py`
 ``/metrics``                            the figures of all apps and of the log, for Prometheus
 ``/healthz``, ``/readyz``               whether the server lives; whether all stores can be read
 ======================================  ===========================================================
 
-But for that POST, the server only reads. Errors: `millstream/http.py`.
+But for these two POSTs, which need the role ``operate``, the server only reads. Errors: `millstream/http.py`.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -34,8 +35,8 @@ import anyio
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
+from millstream.access.tokens import Tokens
 from millstream.errors import (
     ConfigError,
     ConflictError,
@@ -52,6 +53,8 @@ from millstream.http import (
     exception_handlers,
     json_response,
 )
+from millstream.http_access import Access, AccessRoute, access_of
+from millstream.http_sessions import LoginSessions
 from millstream.metrics.exposition import Exposition
 from millstream.metrics.routes import metric_routes
 from millstream.views.coverage import partial_note, spans_to_json
@@ -65,6 +68,7 @@ from millstream.views.server.dead_letter_requests import (
 )
 from millstream.views.server.event_streams import ViewStreams, change_id
 from millstream.views.server.json_rows import csv, objects
+from millstream.views.server.login_routes import LOGIN_PATHS, LoginRoutes
 from millstream.views.server.operations import AppOperations
 from millstream.views.server.query_params import (
     parse_change_id,
@@ -95,6 +99,8 @@ def application(
     hosts: frozenset[str] | None,
     replay: ReplayDeadLetters | None = None,
     commands: VersionCommands | None = None,
+    tokens: Tokens | None = None,
+    origins: Iterable[str] = (),
 ) -> tuple[Starlette, StoreWatcher]:
     """Return the server as an ASGI application, and the watcher that wakes its streams.
 
@@ -103,12 +109,24 @@ def application(
         hosts: The host names that requests may name; None: any. See :class:`AllowedHosts`.
         replay: Sends dead letters again; None: nothing does.
         commands: Runs commands on edited programs; None: nothing does.
+        tokens: The tokens of which requests must carry one; None: they need none.
+        origins: Origins of pages that may send requests, beside the server's own.
     """
+    sessions = None if tokens is None else LoginSessions(tokens)
     server = ViewRoutes(catalog, replay, commands)
+    login = LoginRoutes(sessions, server.assets)
     app = Starlette(
-        routes=[*server.routes(), *metric_routes(exposition)],
+        routes=[*server.routes(), *login.routes(), *metric_routes(exposition)],
         exception_handlers=exception_handlers(_STATUS, _ADDRESSES, _log),
         lifespan=server.lifespan,
+    )
+    app.add_middleware(
+        Access,
+        tokens=tokens,
+        origins=origins,
+        open_paths=("/healthz", "/readyz", *LOGIN_PATHS),
+        sessions=sessions,
+        own_origin=True,
     )
     if hosts is not None:
         app.add_middleware(AllowedHosts, hosts=hosts)
@@ -132,13 +150,12 @@ class ViewRoutes:
         self._executor = ReadExecutor()
         self.watcher = StoreWatcher(catalog, self._executor)
         self._streams = ViewStreams(catalog, self._executor, self.watcher)
-        self._assets = Assets()
+        self.assets = Assets()
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[AccessRoute]:
         handlers: dict[str, Callable[[Request], Awaitable[Response]]] = {
             "/": self.page,
             "/operate": self.operate_page,
-            "/assets/{name}": self.asset,
             "/views": self.views,
             "/views/{view}": self.rows,
             "/views/{view}/changes": self.changes,
@@ -150,10 +167,18 @@ class ViewRoutes:
             "/apps/{app}/live": self.live,
             "/apps/{app}/operate": self.operate,
         }
-        replay = Route("/apps/{app}/dead-letters/replay", self.replay, methods=["POST"])
-        read = [Route(path, handler, methods=["GET"]) for path, handler in handlers.items()]
-        command = Route("/apps/{app}/versions/{action}", self.command, methods=["POST"])
-        return [*read, replay, command]
+        changing = {
+            "/apps/{app}/dead-letters/replay": self.replay,
+            "/apps/{app}/versions/{action}": self.command,
+        }
+        return [
+            AccessRoute("/assets/{name}", self.asset, role=None),
+            *(AccessRoute(path, handler, role="read") for path, handler in handlers.items()),
+            *(
+                AccessRoute(path, handler, role="operate", methods=["POST"], changes=True)
+                for path, handler in changing.items()
+            ),
+        ]
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -166,14 +191,14 @@ class ViewRoutes:
     # The page.
 
     async def page(self, request: Request) -> Response:
-        return self._assets.response("index.html", request.headers.get("if-none-match"))
+        return self.assets.response("index.html", request.headers.get("if-none-match"))
 
     async def operate_page(self, request: Request) -> Response:
-        return self._assets.response("operate.html", request.headers.get("if-none-match"))
+        return self.assets.response("operate.html", request.headers.get("if-none-match"))
 
     async def asset(self, request: Request) -> Response:
         name = request.path_params["name"]
-        return self._assets.response(name, request.headers.get("if-none-match"))
+        return self.assets.response(name, request.headers.get("if-none-match"))
 
     # Views.
 
@@ -277,8 +302,9 @@ class ViewRoutes:
             known = self._operations[app] = AppOperations(app, self._catalog.folder(app))
         reading = known
         found = await self._executor.run(lambda: reading.read(store, status))
-        program = None if self._commands is None else self._commands.read(app)
-        can_replay = self._replay is not None
+        operates = access_of(request).principal.may("operate")
+        program = self._commands.read(app) if operates and self._commands is not None else None
+        can_replay = operates and self._replay is not None
         return json_response(
             {"status": status, **found, "can_replay": can_replay, "program": program}
         )

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
+from millstream.access.audit_log import Actor
+
 VersionAction = Literal["plan", "compare", "deploy", "rollback"]
 
 
 class VersionCommands(Protocol):
     """Runs commands on the program of an app, beside the server. From any thread."""
 
-    def start(self, app: str, action: VersionAction, *, stop: bool) -> None:
-        """Begin a command; ``stop``: it may stop the app.
+    def start(self, app: str, action: VersionAction, who: Actor, *, stop: bool) -> None:
+        """Begin a command, which ``who`` asks for; ``stop``: it may stop the app.
 
         Raises:
             ConfigError: it is not known which file has the app's program.

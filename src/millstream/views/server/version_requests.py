@@ -1,4 +1,4 @@
-"""Looking at an edited program from the page, and switching to it: only for its own pages, on this machine.
+"""Looking at an edited program from the page, and switching to it: for its own pages, and for clients with a token.
 
 Which file has the program of an app is said where the server is started, and never by a request. What is done with it,
 and how, is given to the server, too (:class:`~millstream.views.server.version_commands.VersionCommands`): views know nothing of programs.
@@ -15,7 +15,7 @@ from starlette.responses import Response
 from millstream.choices import choose
 from millstream.errors import ConfigError
 from millstream.http import json_response
-from millstream.views.server.page_requests import read_body, read_only_response, refusal
+from millstream.views.server.page_requests import actor_of, json_body, read_only_response, refusal
 from millstream.views.server.version_commands import VersionAction, VersionCommands
 
 
@@ -32,7 +32,7 @@ async def start_command(request: Request, commands: VersionCommands | None) -> R
         return refused
     app, action = request.path_params["app"], request.path_params["action"]
     choose("the action", action, get_args(VersionAction))
-    commands.start(app, action, stop=_parse(await read_body(request)))
+    commands.start(app, action, actor_of(request), stop=_parse(await json_body(request)))
     return json_response(dict(commands.read(app) or {}))
 
 

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 import millstream as ms
+from millstream.access.tokens import read_token
 from millstream.edge.server import EdgeSettings, serve
-from millstream.edge.token_file import read_token
 from millstream.errors import ConfigError, EnvironmentProblem, FolderOwnedError, UnknownTopicError
 
 TOKEN = "0123456789abcdef"

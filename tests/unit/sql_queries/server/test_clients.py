@@ -25,9 +25,12 @@ from tests.sql_model import (
     write_every_kind,
 )
 
+from millstream.access.tls import certificate_of
+from millstream.access.tokens import TokenFile
 from millstream.errors import ConfigError, EnvironmentProblem
 from millstream.sql_queries.query import scope_of
-from millstream.sql_queries.server.server import read_certificate, read_password, serve_sql
+from millstream.sql_queries.server.login import LoginRules
+from millstream.sql_queries.server.server import read_password, serve_sql
 from millstream.sql_queries.session import SqlLimits
 from millstream.testing.maven import JavaProgram
 
@@ -302,7 +305,7 @@ def test_with_a_certificate_connections_are_encrypted_or_refused(folder, tmp_pat
         "127.0.0.1:0",
         limits=LIMITS,
         password=PASSWORD,
-        certificate=read_certificate(certificate, key),
+        certificate=certificate_of(certificate, key),
     ) as serving:
         url = f"{serving.url}?sslmode=verify-full&sslrootcert={certificate}"
         url = url.replace("127.0.0.1", "localhost") + "&hostaddr=127.0.0.1"
@@ -324,7 +327,7 @@ def test_a_certificate_that_is_renewed_is_that_of_the_next_connection(folder, tm
         "127.0.0.1:0",
         limits=LIMITS,
         password=PASSWORD,
-        certificate=read_certificate(certificate, key),
+        certificate=certificate_of(certificate, key),
     ) as serving:
         url = f"{serving.url}?sslmode=verify-full&sslrootcert={certificate}"
         url = url.replace("127.0.0.1", "localhost") + "&hostaddr=127.0.0.1"
@@ -336,9 +339,9 @@ def test_a_certificate_that_is_renewed_is_that_of_the_next_connection(folder, tm
 def test_a_key_that_is_encrypted_is_refused(tmp_path):
     certificate, key = make_certificate(tmp_path, passphrase=b"a passphrase")
     with pytest.raises(ConfigError, match="The key is encrypted"):
-        read_certificate(certificate, key)
+        certificate_of(certificate, key)
     with pytest.raises(ConfigError, match="no certificate"):
-        read_certificate(None, key)
+        certificate_of(None, key)
 
 
 def make_certificate(folder, passphrase=None):
@@ -521,3 +524,42 @@ def test_bytes_of_a_password_are_not_kept():
     kept = repr(ScramVerifier.of(PASSWORD))
     assert PASSWORD not in kept
     assert base64.b64encode(PASSWORD.encode()).decode() not in kept
+
+
+def test_a_token_is_the_password_of_its_name_until_it_is_removed(folder, tmp_path):
+    path = tmp_path / "tokens"
+    reader, other = TokenFile(path).add("grafana", "read"), TokenFile(path).add("bob", "operate")
+    with serve_sql(
+        scope_of(None, folder), "0.0.0.0:0", limits=LIMITS, tokens=TokenFile.opened(path)
+    ) as serving:
+        url = serving.url.replace("0.0.0.0", "127.0.0.1")
+        with psycopg.connect(url, user="grafana", password=reader) as connection:
+            assert connection.execute("SELECT count(*) FROM kinds").fetchone() == (3,)
+        for user, password in (("grafana", other), ("nobody", reader), ("", reader)):
+            with pytest.raises(psycopg.OperationalError, match="not that of this server"):
+                psycopg.connect(url, user=user or " ", password=password)
+        TokenFile(path).remove("grafana")
+        with pytest.raises(psycopg.OperationalError, match="not that of this server"):
+            psycopg.connect(url, user="grafana", password=reader)
+        psycopg.connect(url, user="bob", password=other).close()
+
+
+def test_an_unknown_user_is_answered_as_a_known_one_is(tmp_path):
+    """What a client is sent before its proof does not tell whether there is such a token."""
+    TokenFile(tmp_path / "tokens").add("known", "read")
+    rules = LoginRules("d", None, None, TokenFile.opened(tmp_path / "tokens"))
+    first, again = rules.verifier_of("unknown"), rules.verifier_of("unknown")
+    known = rules.verifier_of("known")
+    assert first == again
+    assert first != rules.verifier_of("unknown2")
+    assert [len(first.salt), first.iterations] == [len(known.salt), known.iterations]
+
+
+def test_a_file_with_a_token_itself_is_refused_as_nobody_could_log_in(folder, tmp_path):
+    (tmp_path / "token").write_text("0123456789abcdef")
+    tokens = TokenFile.opened(tmp_path / "token")
+    with (
+        pytest.raises(ConfigError, match="millstream token add"),
+        serve_sql(scope_of(None, folder), "127.0.0.1:0", tokens=tokens),
+    ):
+        pass

@@ -102,7 +102,7 @@ def test_requests_at_a_time_are_served_one_after_the_other(ads):
     ads.commit(row(0))
     inside = []
 
-    def replay(app, records, *, late_ok):
+    def replay(app, records, who, *, late_ok):
         inside.append(records)
         time.sleep(0.1)
         return {"at_once": len(inside) - bool(inside.pop())}

@@ -15,6 +15,7 @@ from edited_app import SEED, EditedApp, answers, events, per_kind
 from metrics_text import figures
 
 import millstream as ms
+from millstream.access.audit_log import Actor
 from millstream.cli.version_runs import VersionRuns, parse_programs
 from millstream.engine.local_run import LocalRun
 from millstream.engine.topic_ids import save_log_brokers
@@ -24,6 +25,7 @@ from millstream.views.server.server import serve
 from millstream.views.store_location import open_state_store
 
 WAIT_S = 600
+WHO = Actor(token="alice", client="127.0.0.1")
 FACTOR = ("FACTOR = 2", "FACTOR = 3")
 ROWS = events(60, 3)
 
@@ -90,14 +92,14 @@ def test_only_a_page_of_this_server_may_ask_and_only_what_there_is(url, runs):
     assert program(url)["action"] is None, "none of these has begun a command"
     assert runs.read("other") is None
     with pytest.raises(ConfigError, match="--program other=FILE"):
-        runs.start("other", "plan", stop=False)
+        runs.start("other", "plan", WHO, stop=False)
 
 
 def test_an_edit_is_planned_and_another_command_waits_for_it(edited, url, runs):
     edited.write(FACTOR)
     assert post(url, "plan")[1]["running"] is True
     with pytest.raises(ConflictError, match="millstream plan runs for ads"):
-        runs.start("ads", "compare", stop=False)
+        runs.start("ads", "compare", WHO, stop=False)
     assert post(url, "deploy")[0] == 409
     found = ended(url)
     assert (found["action"], found["exit_code"], found["file"]) == ("plan", 3, str(edited.file))
@@ -118,7 +120,7 @@ def test_a_file_that_is_of_another_app_is_refused(edited, before, after, behind)
     file.write_text(edited.file.read_text().replace(before, after, 1))
     runs = VersionRuns(edited.log, {"other": f"-app.py{behind}"})
     with closing(runs), contextlib.chdir(edited.folder):
-        runs.start("other", "plan", stop=False)
+        runs.start("other", "plan", WHO, stop=False)
         runs._last["other"].process.wait(WAIT_S)
         found = runs.read("other")
         assert found["exit_code"] not in (0, 3), "it is refused"
@@ -186,7 +188,7 @@ def test_an_edit_is_compared_put_in_place_and_taken_back(edited, url):
 
 def test_what_runs_ends_with_the_server(edited, runs):
     edited.file.write_text("import time\ntime.sleep(1000)\n")
-    runs.start("ads", "plan", stop=False)
+    runs.start("ads", "plan", WHO, stop=False)
     process = runs._last["ads"].process
     runs.close()
     assert process.poll() is not None

@@ -5,6 +5,7 @@ import { LineChart } from "./chart.js";
 import { DeadLetters } from "./dead_letters.js";
 import { byId, h } from "./dom.js";
 import { NONE, bytes, count, duration, measured, time } from "./format.js";
+import { showSession } from "./session.js";
 import { Table } from "./table.js";
 import { VersionCommands } from "./versions.js";
 
@@ -161,4 +162,5 @@ function lost(error) {
 byId("app").addEventListener("change", () => { location.hash = encodeURIComponent(byId("app").value); });
 addEventListener("hashchange", () => choose(decodeURIComponent(location.hash.slice(1))));
 document.addEventListener("visibilitychange", () => { if (!document.hidden && app !== null) refresh(); });
+showSession();
 chooseFirst(choose, lost, EVERY_MS);

@@ -4,6 +4,7 @@ import { chooseFirst, json } from "./apps.js";
 import { byId } from "./dom.js";
 import { Graph } from "./graph.js";
 import { Panels } from "./panels.js";
+import { showSession } from "./session.js";
 import { Status } from "./status.js";
 import { Views } from "./views.js";
 
@@ -70,4 +71,5 @@ document.addEventListener("visibilitychange", () => {
   if (document.hidden) stream?.close();
   else if (app !== null) follow();
 });
+showSession();
 chooseFirst(choose, lost, RETRY_MS);

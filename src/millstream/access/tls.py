@@ -80,6 +80,19 @@ class Certificate:
             ) from error
 
 
+def certificate_of(cert: Path | None, key: Path | None) -> Certificate | None:
+    """Return what connections are encrypted with; None without a certificate.
+
+    Raises:
+        ConfigError: certificate or key are missing, or cannot be used.
+    """
+    if cert is not None:
+        return Certificate(cert, key)
+    if key is not None:
+        raise ConfigError(f"There is a key, {key}, and no certificate. Give it with --tls-cert.")
+    return None
+
+
 def _reason(error: OSError) -> str:
     """Return the reason from the library or the system."""
     if not isinstance(error, ssl.SSLError):
