@@ -103,7 +103,9 @@ class EnvironmentProblem(ConfigError):
 
 
 class RetriableError(MillstreamError):
-    """A passing fault. The same call may succeed later, unchanged."""
+    """A passing fault. The same call may succeed later, unchanged: after ``retry_after_s``, if that was asked for."""
+
+    retry_after_s: float = 0.0
 
 
 class FolderOwnedError(RetriableError):

@@ -17,7 +17,7 @@ from typing import Literal
 
 MetricKind = Literal["counter", "gauge", "histogram"]
 MetricSource = Literal[
-    "process", "app", "log", "broker", "edge", "webhook", "capture", "apply", "source"
+    "process", "app", "log", "broker", "edge", "webhook", "capture", "apply", "source", "sink"
 ]
 
 PREFIX = "millstream_"
@@ -31,6 +31,7 @@ SERVED_BY: Mapping[MetricSource, str] = {
     "capture": "`millstream capture --metrics`",
     "apply": "`millstream apply --metrics`",
     "source": "`millstream source --metrics`",
+    "sink": "`millstream sink --metrics`",
 }
 
 
@@ -152,6 +153,15 @@ connector_records_total        | counter | source | Records that were read, in a
 connector_dead_letters_total   | counter | source | What was read and is no record, in all runs.
 connector_alarm                | gauge   | source | 1 while somebody should do something, such as about a file that was passed over.
 """
+_SINK = """
+sink_retrying              | gauge   | sink | 1 while what is written to, or the log, does not respond, and it is tried again.
+sink_last_write_timestamp_seconds | gauge | sink | When a batch was written last, or there was nothing more to write; before that, when it began.
+sink_lag_seconds           | gauge   | sink | How old the newest record of the last batch was when it was written; 0 when there was nothing more. Missing where that is not known.
+sink_records_total         | counter | sink | Records that were written, in all runs.
+sink_dead_letters_total    | counter | sink | Records that can never be written, in all runs.
+sink_behind_offsets        | gauge   | sink | Offsets of the topic that are not written yet.
+sink_alarm                 | gauge   | sink | 1 while somebody should do something, such as about a store that was set back.
+"""
 
 METRICS: Mapping[str, MetricDefinition] = {
     metric.name: metric
@@ -165,5 +175,6 @@ METRICS: Mapping[str, MetricDefinition] = {
         *_table("capture", _CAPTURE),
         *_table("apply", _APPLY),
         *_table("source", _SOURCE),
+        *_table("sink", _SINK),
     )
 }

@@ -1,4 +1,4 @@
-"""The contract of source connectors, as tests: inherit them for a connector, ours or yours.
+"""The contract of source connectors, as tests: inherit them for a connector, ours or yours. ``SinkContract`` is that of sinks.
 
 ::
 
@@ -36,6 +36,9 @@ from millstream.connectors.connector import (
 )
 from millstream.connectors.source import Source, SourceStatus, source
 from millstream.errors import ProducerFencedError
+from millstream.testing.sink_contract import SinkContract, SinkOutside
+
+__all__ = ["Outside", "SinkContract", "SinkOutside", "SourceContract"]
 
 TextEvent: TypeAlias = dict[str, str]
 TOPIC = "events"

@@ -1,0 +1,1 @@
+"""Sink connectors: the records of a topic, written to something outside."""

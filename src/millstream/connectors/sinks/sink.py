@@ -1,0 +1,243 @@
+"""``ms.sink``: the records of a topic, written to something outside, from where the last run stopped."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+from millstream.capture.retry_wait import RetryWait
+from millstream.choices import choose
+from millstream.client.log import EventLog
+from millstream.client.open import connect
+from millstream.connectors.sinks.connector import (
+    RecordsToWrite,
+    SinkConnector,
+    SinkOpening,
+    SinkWriter,
+)
+from millstream.connectors.sinks.progress import SinkProgress
+from millstream.connectors.sinks.record_batches import ReadRecords, RecordBatches
+from millstream.errors import ConfigError, ConflictError, RetriableError, UnknownTopicError
+from millstream.log.clocks import wall_clock_ms
+
+SinkUntil = Literal["stopped", "caught-up"]
+SinkStart = Literal["earliest", "latest"]
+SinkState = Literal["writing", "idle", "retrying"]
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
+_IDLE_S = 1.0
+
+
+@dataclass(frozen=True)
+class SinkStatus:
+    """How far a sink is.
+
+    Attributes:
+        state: "writing", "idle" (there is nothing to write), "retrying" (``problem`` says why).
+        records, dead: How many were written, and how many became dead letters, in all runs.
+        behind: How many offsets of the topic are not written yet.
+        lag_s: How old the newest record of the last batch was when it was written; None before the first.
+        problem: Why something is tried again, or empty.
+        alarm: What somebody should do something about, or empty.
+    """
+
+    state: SinkState
+    records: int = 0
+    dead: int = 0
+    behind: int = 0
+    lag_s: float | None = None
+    problem: str = ""
+    alarm: str = ""
+
+
+@dataclass
+class SinkRun:
+    """A topic that is written to something outside; made by :func:`sink`."""
+
+    connector: SinkConnector
+    topic: str
+    log: Path | str
+    name: str
+    start: SinkStart = "earliest"
+    clock_ms: Callable[[], int] = wall_clock_ms
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _has_begun: bool = False
+
+    def stop(self) -> None:
+        """Make :meth:`run` return when the batch that it writes is written. From any thread."""
+        self._stop.set()
+
+    def run(
+        self,
+        *,
+        until: SinkUntil = "stopped",
+        on_status: Callable[[SinkStatus], None] = lambda _: None,
+    ) -> SinkStatus:
+        """Write, from where the last run stopped.
+
+        Args:
+            until: ``"stopped"``: until :meth:`stop`. ``"caught-up"``: until there is nothing more to write.
+            on_status: Called after each batch, while there is nothing to write, and before waiting to try again.
+
+        Returns:
+            The status at the end.
+
+        Raises:
+            ConfigError: what is outside cannot be written to as it was asked for.
+            ConflictError: records were removed before they were written; or the positions are of another sink.
+            FencedError: another sink of this name has begun.
+        """
+        choose("until", until, get_args(SinkUntil))
+        retry, status = RetryWait(self._stop), SinkStatus("writing")
+        while not self._stop.is_set():
+            try:
+                with connect(self.log) as log:
+                    for status in self._statuses(log):
+                        retry.succeeded()
+                        on_status(status)
+                        if status.state == "idle" and until == "caught-up":
+                            return status
+            except RetriableError as error:
+                status = replace(status, state="retrying", problem=str(error))
+                on_status(status)
+                self._stop.wait(error.retry_after_s)
+                retry.wait()
+        return status
+
+    def _statuses(self, log: EventLog) -> Iterator[SinkStatus]:
+        """Write batch after batch, and yield the status after each."""
+        info = log.topics().get(self.topic)
+        if info is None:
+            raise UnknownTopicError(
+                f"there is no topic {self.topic!r} in {self.log}. Correct the name, or start what writes it first."
+            )
+        given = self.connector
+        batches = RecordBatches(log, self.topic, info.topic_id, given.records_max, given.bytes_max)
+        first = {} if self.start == "earliest" else dict(enumerate(log.end_offsets(self.topic)))
+        progress = SinkProgress(
+            log, self.name, self.topic, info.topic_id, given, self.token, first, self._has_begun
+        )
+        with progress:
+            self._has_begun = True
+            opening = SinkOpening(self.name, self.topic, progress.state.life, self.token)
+            with closing(given.open(opening)) as writer:
+                alarm = progress.reconcile(writer.last) if given.guarantee == "transaction" else ""
+                yield from _Writing(self, batches, progress, writer, alarm).statuses()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether :meth:`stop` was called."""
+        return self._stop.is_set()
+
+
+@dataclass
+class _Writing:
+    """One run, with all that it needs open."""
+
+    run: SinkRun
+    batches: RecordBatches
+    progress: SinkProgress
+    writer: SinkWriter
+    alarm: str
+    lag_s: float | None = None
+
+    def statuses(self) -> Iterator[SinkStatus]:
+        bounds = self.progress.pending()
+        pending = None if bounds is None else self.batches.between(*bounds)
+        positions = dict(self.progress.state.positions)
+        if bounds is not None:
+            positions |= bounds[1]
+        while not self.run.is_stopped:
+            if pending is None:
+                pending = self._next(positions)
+                if pending is None:
+                    yield self._status("idle", positions)
+                    self.batches.wait(positions, _IDLE_S)
+                    continue
+                self.progress.begin(pending)
+            pending = self._write(pending, positions)
+            yield self._status("writing", positions)
+
+    def _next(self, positions: dict[int, int]) -> ReadRecords | None:
+        """Read on; None where there is no record now."""
+        found = self.batches.next(positions)
+        positions |= (
+            found.ends
+        )  # offsets without a record, as of aborted transactions, are read once
+        return found if found.count else None
+
+    def _write(self, read: ReadRecords, positions: dict[int, int]) -> ReadRecords | None:
+        """Write a batch; return the one that follows, whose bounds are noted together with it."""
+        state = self.progress.state
+        batch = RecordsToWrite(
+            f"{self.run.name}-{state.life}-{state.number}",
+            state.number,
+            read.records,
+            self.progress.after(read),
+        )
+        refused = [*read.refused, *self.writer.write(batch)]
+        last_ms = read.last_ms
+        if last_ms is not None:
+            self.lag_s = max(0.0, (self.run.clock_ms() - last_ms) / 1000)
+        following = None if self.run.is_stopped else self._next(positions)
+        self.progress.finish(read, refused, following)
+        return following
+
+    def _status(self, state: SinkState, positions: dict[int, int]) -> SinkStatus:
+        behind = sum(
+            end - positions.get(partition, start)
+            for partition, (start, end) in enumerate(self.batches.bounds())
+        )
+        said = self.progress.state
+        return SinkStatus(state, said.records, said.dead, behind, self.lag_s, "", self.alarm)
+
+
+def sink(
+    connector: SinkConnector | str,
+    *,
+    topic: str,
+    log: Path | str = "./data",
+    name: str | None = None,
+    start: SinkStart = "earliest",
+) -> SinkRun:
+    """Write the records of a topic to something outside. Call :meth:`SinkRun.run` on the result.
+
+    ::
+
+        orders = ms.sink(ms.to_http("https://example.com/orders"), topic="orders", log="./data")
+        orders.run(until="caught-up")
+
+    Args:
+        connector: What ``ms.to_http`` and the others return, one of your own, or a URL: ``docs/connectors.md``
+            has those of all.
+        topic: Whose values are JSON objects: what ``.to(topic)`` writes, a source, or a producer.
+        log: The folder of the log, or ``kafka://host:port``.
+        name: Under which it is kept how far the topic was written, in the topic ``<name>.positions``; by default that of the
+            topic and the connector's kind. Dead letters go to ``<name>.dead``.
+        start: Where a new sink begins: "earliest" is the first record of the topic, "latest" the next one.
+
+    Raises:
+        ConfigError: the URL is of nothing that can be written to, or an option is not possible.
+    """
+    if isinstance(connector, str):
+        from millstream.connectors.sinks.urls import sink_connector_of  # noqa: PLC0415 - drivers are extras
+
+        connector = sink_connector_of(connector, {})
+    name = f"{topic}.{connector.kind}" if name is None else name
+    choose("start", start, get_args(SinkStart))
+    for what, given in (("topic", topic), ("name", name)):
+        if not isinstance(given, str) or not _NAME.fullmatch(given):
+            raise ConfigError(
+                f"{what} is {given!r}. Give up to 100 letters, digits and . _ -, the first a letter or digit."
+            )
+    if topic in (f"{name}.positions", f"{name}.dead"):
+        raise ConflictError(
+            f"topic is {topic!r}, where the sink {name!r} keeps its own. Give another name."
+        )
+    return SinkRun(connector, topic, log, name, start)
