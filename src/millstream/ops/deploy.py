@@ -412,6 +412,7 @@ class Deployment:
 
     def switch(self) -> int:
         """Let the new program take the place of the one before. The app is stopped. Return the run that did it."""
+        self.app.folder.mkdir(parents=True, exist_ok=True)  # it may have run on another machine
         with (
             open_committer(self.plan, self.app.state_store, self.app.log) as committer,
             hold_run_lock(

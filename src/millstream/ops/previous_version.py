@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.client.open import open_reader
 from millstream.client.reader import Reader
-from millstream.engine.source.offsets import planned_offset
+from millstream.engine.checkpoint_copy import offset_of_batch
 from millstream.engine.stages.journal_files import JOURNAL_FOLDER
 from millstream.engine.stages.run_copies import copy_runs
 from millstream.engine.stages.run_files import RunFiles
@@ -172,11 +172,11 @@ def keep_previous(
 
 
 def _source_offset(folder: Path, live: StateStore, app: str) -> dict[str, Any] | None:
-    """Return the source offset after the last batch: in the status, or in Spark's offset log."""
+    """Return the source offset after the last batch: in the status, or in the plan of the batch."""
     found: dict[str, Any] | None = live.status(app, JOB).get(SOURCE_OFFSET)
     if found is not None:
         return found
-    return planned_offset(folder / "checkpoint", live.last_batch_id(app, JOB) or 0)
+    return offset_of_batch(live, app, folder / "checkpoint", live.last_batch_id(app, JOB) or 0)
 
 
 def has_read_past(position: Mapping[str, Any], ends: Mapping[str, Sequence[int]]) -> bool:
