@@ -27,7 +27,7 @@ from millstream.client.open import open_reader
 from millstream.client.reader import Reader
 from millstream.durations import Duration, to_us
 from millstream.engine.state_place import begin_at_place, load_or_create_place
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, CorruptionError
 from millstream.kernels.adopted_state import StatePart, combine_state
 from millstream.kernels.plan import ForeachSinkSpec, JobPlan, TopicSinkSpec, ViewSinkSpec
 from millstream.object_store.address import state_url
@@ -111,13 +111,17 @@ def utc_now() -> datetime:
 
 @dataclass(frozen=True)
 class Keeping:
-    """How long a switch keeps the version that it replaces, from the time of a ``clock`` on."""
+    """How long a switch keeps the version that it replaces, from the time of a ``clock`` on.
+
+    ``by_run``: a run switches, to fill what is new.
+    """
 
     duration: timedelta
     clock: Callable[[], datetime] = utc_now
+    by_run: bool = False
 
     @classmethod
-    def of(cls, keep: Duration, clock: Callable[[], datetime]) -> Keeping:
+    def of(cls, keep: Duration, clock: Callable[[], datetime], *, by_run: bool = False) -> Keeping:
         """Return what was asked for.
 
         Raises:
@@ -126,7 +130,7 @@ class Keeping:
         duration = timedelta(microseconds=to_us(keep, what="keep"))
         if duration > _KEEP_MAX:
             raise ConfigError(f"keep={keep!r} is longer than 100 years, the most there is.")
-        return cls(duration, clock)
+        return cls(duration, clock, by_run)
 
     def until(self) -> datetime:
         return self.clock() + self.duration
@@ -161,6 +165,7 @@ def deploy(
     rows_per_batch: int = 100_000,
     keep: Duration = KEEP,
     clock: Callable[[], datetime] = utc_now,
+    by_run: bool = False,
 ) -> DeployResult:
     """Compute what an edited app changes, and let it take the place of the app before.
 
@@ -173,13 +178,14 @@ def deploy(
         rows_per_batch: The most records that are in memory at once.
         keep: How long the version before is kept, so that :func:`millstream.ops.rollback.rollback` goes back to it.
         clock: What time it is.
+        by_run: A run does it before it begins, to fill what is new; a rollback says so.
 
     Raises:
         ConfigError: the plan refuses, the log no longer holds all that is needed, or the runs of state are in an
             object store.
         ConflictError: the app was run or deployed meanwhile: deploy again. Or another deployment is at work.
     """
-    keeping = Keeping.of(keep, clock)
+    keeping = Keeping.of(keep, clock, by_run=by_run)
     with hold_deployment(app.folder):
         settle(app, clock())
         plan = plan_change(app, same_expressions=same_expressions, start=start)
@@ -424,13 +430,18 @@ class Deployment:
             )
             checkpoint_id = committer.state_store.checkpoint_id(self.app.name, JOB)
             assert checkpoint_id is not None, "it has committed batches"
-            committer.switch_program(
-                JOB,
-                checkpoint_id,
-                lambda start, beginning: self._switch(committer, place, start, beginning),
-                partitioning=self.stored.partitioning,
-                same_expressions=self.same_expressions,
-            )
+            try:
+                committer.switch_program(
+                    JOB,
+                    checkpoint_id,
+                    lambda start, beginning: self._switch(committer, place, start, beginning),
+                    partitioning=self.stored.partitioning,
+                    same_expressions=self.same_expressions,
+                )
+            except CorruptionError:
+                # A newer run removes the runs of state that it has replaced: report only the cause.
+                committer.check_not_fenced()
+                raise
             return committer.run
 
     def _switch(
@@ -452,6 +463,7 @@ class Deployment:
             run=start.run,
             at=beginning.at,
             until=self.keeping.until(),
+            by_run=self.keeping.by_run,
         )
         switch = self._put_together(live, place, start, beginning)
         if place is None:

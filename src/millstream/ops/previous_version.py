@@ -133,10 +133,11 @@ def keep_previous(
     run: int,
     at: str,
     until: datetime,
+    by_run: bool,
 ) -> None:
     """Make ``previous.new/`` of what the live program has, as of its last batch, for the ``run`` that switches.
 
-    ``views`` are those whose rows are kept; ``at`` is the time of the run. ``place`` has the runs of state if the folder
+    ``views`` are those whose rows are kept; ``at`` is the time of the run, which fills what is new if it is ``by_run``. ``place`` has the runs of state if the folder
     has not; then they are copied. Nothing is kept where it is not known from where the live program reads on.
     """
     program = live.program(app, JOB)
@@ -168,7 +169,7 @@ def keep_previous(
             status={SOURCE_OFFSET: offset},
             state=state,
         )
-    write_kept_until(folder, until, run)
+    write_kept_until(folder, until, run, filled_at=at if by_run else None)
 
 
 def _source_offset(folder: Path, live: StateStore, app: str) -> dict[str, Any] | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from unittest import mock
 
 import pytest
@@ -12,12 +13,15 @@ from step_fills import EDIT, SOURCE, rows_of, tables_in_state
 
 from millstream.engine.stages.executor import _run_names
 from millstream.engine.stages.run_files import object_name
+from millstream.object_store.client import ObjectClient
 from millstream.object_store.place import DESCRIPTION, StatePlace
 from millstream.ops.deploy import deploy
 from millstream.ops.plan import plan_change
 from millstream.ops.rollback import rollback
 from millstream.testing.disk import SimulatedCrash
+from millstream.views.postgres.state_store import PostgresStateStore
 from millstream.views.schema import JOB
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 from millstream.views.state_store.store import StateStore
 from millstream.views.store_location import open_state_store
 
@@ -112,3 +116,72 @@ def test_state_at_a_url_fills_steps_after_a_crash_too_and_is_gone_back_from(tmp_
     new = pair.new.views(pair.new.write(*EDIT))
     assert texts_of({name: views[name] for name in old}) == texts_of({n: new[n] for n in old})
     assert objects(app) == objects_named_by(app)
+
+
+# ── crashes ─────────────────────────────────────────────────────────────────────────────────
+
+FILES = ("fsync", "fdatasync", "link", "rename", "replace", "unlink", "rmdir", "mkdir")
+WRITES = (
+    (SqliteStateStore, "_write"),
+    (PostgresStateStore, "_write"),
+    (ObjectClient, "put"),
+    *((os, name) for name in FILES),
+)
+
+
+@contextmanager
+def crash_before(number):
+    """Crash in front of a step of the block: of transactions, requests and calls that change files. Yield those that are left."""
+    left = [number]
+
+    def step(real):
+        def taken(*args, **options):
+            if f"{os.sep}cache{os.sep}" in str(args):  # what is remembered of objects
+                return real(*args, **options)
+            left[0] -= 1
+            if left[0] == 0:
+                raise SimulatedCrash
+            return real(*args, **options)
+
+        return taken
+
+    with ExitStack() as patched:
+        for owner, name in WRITES:
+            patched.enter_context(mock.patch.object(owner, name, step(getattr(owner, name))))
+        with suppress(SimulatedCrash):
+            yield left
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+def test_crashed_in_front_of_each_write_one_version_is_there_and_can_be_gone_back_from(
+    tmp_path, options
+):
+    pair = Pair(tmp_path, options)
+    pair.append(rows_of(60, 23))
+    run(pair.filled.write())
+    old = texts_of(pair.filled.views(pair.filled.write()))
+    run(pair.new.write(*EDIT))
+    new = texts_of(pair.new.views(pair.new.write(*EDIT)))
+    number, switches = 0, []
+    while not switches or not switches[-1][1]:
+        number += 1
+        app = pair.filled.write(*EDIT)
+        with crash_before(number) as left:
+            deploy(app)
+        views = texts_of(pair.filled.views(app))
+        switched = plan_change(app).verdict == "keeps"
+        assert views == (new if switched else old), number
+        if switched:
+            switches.append((number, left[0] > 0))
+            assert deploy(app).records == 0  # what the crash has left
+            back = pair.filled.write()
+            rollback(back)
+            there = texts_of(pair.filled.views(back))
+            assert {name: there[name] for name in old} == old, number
+            old = there
+    assert 10 < switches[0][0] < number
+    deploy(pair.filled.write(*EDIT))
+    pair.append(rows_of(40, 24, 60))
+    assert run(pair.filled.write(*EDIT)) == 40
+    pair.assert_equal()
