@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ import polars as pl
 
 from millstream.client.open import open_reader
 from millstream.client.reader import Reader
-from millstream.durations import Duration, to_us
+from millstream.durations import Duration
 from millstream.engine.state_place import begin_at_place, load_or_create_place
 from millstream.errors import ConfigError, CorruptionError
 from millstream.kernels.adopted_state import StatePart, combine_state
@@ -33,6 +33,7 @@ from millstream.kernels.plan import ForeachSinkSpec, JobPlan, TopicSinkSpec, Vie
 from millstream.object_store.address import state_url
 from millstream.object_store.place import StatePlace
 from millstream.ops.fills import FILLED_FOLDER, StepFills
+from millstream.ops.keeping import KEEPS_NOTHING, Keeping, utc_now
 from millstream.ops.plan import ChangePlan, plan_change
 from millstream.ops.previous_version import (
     BEGUN_FROM,
@@ -96,44 +97,11 @@ if TYPE_CHECKING:
     from millstream.engine.local_run import LocalProgress
     from millstream.pipeline.app import App
 
-_KEEP_MAX = timedelta(days=36525)
 _STARTS = "starts"
 """The description of what is computed that says where it was asked to begin."""
 
 KEEP = "7 days"
 """How long the version before is kept, by default."""
-
-
-def utc_now() -> datetime:
-    """Return the present time."""
-    return datetime.now(UTC)
-
-
-@dataclass(frozen=True)
-class Keeping:
-    """How long a switch keeps the version that it replaces, from the time of a ``clock`` on.
-
-    ``by_run``: a run switches, to fill what is new.
-    """
-
-    duration: timedelta
-    clock: Callable[[], datetime] = utc_now
-    by_run: bool = False
-
-    @classmethod
-    def of(cls, keep: Duration, clock: Callable[[], datetime], *, by_run: bool = False) -> Keeping:
-        """Return what was asked for.
-
-        Raises:
-            ConfigError: ``keep`` is no duration, or longer than a calendar is.
-        """
-        duration = timedelta(microseconds=to_us(keep, what="keep"))
-        if duration > _KEEP_MAX:
-            raise ConfigError(f"keep={keep!r} is longer than 100 years, the most there is.")
-        return cls(duration, clock, by_run)
-
-    def until(self) -> datetime:
-        return self.clock() + self.duration
 
 
 @dataclass(frozen=True)
@@ -269,7 +237,7 @@ class Deployment:
     change: ChangePlan
     stored: StoredProgram
     same_expressions: bool
-    keeping: Keeping = Keeping(timedelta(0))
+    keeping: Keeping = KEEPS_NOTHING
     back: bool = False
 
     @property

@@ -13,7 +13,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from millstream.errors import ConfigError
-from millstream.ops.deploy import KEEP, DeployResult, Keeping, prepare, settle, utc_now
+from millstream.ops.deploy import KEEP, DeployResult, prepare, settle
+from millstream.ops.keeping import Keeping, utc_now
 from millstream.ops.plan import ChangePlan, plan_change
 from millstream.ops.previous_version import PreviousVersion
 from millstream.views.coverage import STATE_STORE_VIEW, is_complete
