@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterable
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import millstream as ms
 from millstream.kernels.given_out import HeldTable
 from millstream.kernels.state.keyhash import Buckets
 from millstream.kernels.state.operator_state import OperatorState
+from millstream.object_store.place import DESCRIPTION, StatePlace
 from millstream.ops.state_runs import state_runs
 from millstream.views.schema import JOB
 from millstream.views.store_location import open_state_store
@@ -160,10 +162,10 @@ def tables_in_state(app: ms.App) -> dict[str, list[str]]:
     """Return the rows, with their times, that the state of each step holds that is a table, sorted."""
     found: dict[str, list[str]] = {}
     plan = app.plan(Buckets(2, 42))
-    with (
-        open_state_store(app.state_store, readonly=True) as store,
-        state_runs(app.folder, None) as runs,
-    ):
+    with ExitStack() as opened:
+        store = opened.enter_context(open_state_store(app.state_store, readonly=True))
+        place = StatePlace.from_message(store.description(app.name, DESCRIPTION))
+        runs = opened.enter_context(state_runs(app.folder, place))
         manifests = [json.loads(one) for one in store.state_manifests(app.name, JOB).values()]
         for stage in plan.stages:
             for operator in stage.operators:

@@ -107,6 +107,11 @@ def _print(found: Comparison) -> None:
         _print_view(view)
     for name in found.new:
         click.echo(f"{name}: is new")
+    for name in found.not_compared:
+        click.echo(
+            f"{name}: not compared: its rows are not in the app's state store, and stay; the edited app writes there from "
+            "where it takes effect (millstream plan says where)"
+        )
     if not found.views and not found.new:
         click.echo(f"{found.app} rebuilds no view: there is nothing to compare.")
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import click
 
 from millstream.cli.audit_option import audited
+from millstream.cli.kept_version import kept_sentence
 from millstream.cli.plan import (
     Command,
     edited_app,
     edited_app_options,
     from_option,
-    kept_sentence,
     print_plan,
 )
 from millstream.cli.stop import stop_app

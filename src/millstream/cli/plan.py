@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from millstream.cli.kept_version import kept_sentence
 from millstream.cli.run import find_app, split_file
 from millstream.cli.tables import (
     app_log_option,
@@ -165,14 +165,6 @@ def print_plan(plan: ChangePlan, *, advice: bool = True) -> None:
         click.echo(kept_sentence(plan.kept_until))
 
 
-def kept_sentence(until: datetime) -> str:
-    """Say how long the version before the last deployment is kept."""
-    return (
-        f"The version before the last deployment is kept until {until:%Y-%m-%d %H:%M} UTC: millstream rollback goes back "
-        "to it."
-    )
-
-
 def _print_part(part: PartChange) -> None:
     verdict = click.style(f"{part.verdict:<9}", fg=_COLORS[part.verdict])
     was = f" (was {part.was!r})" if part.was is not None else ""
@@ -195,7 +187,9 @@ _REFUSED = (
     "its state from the log, beside the old."
 )
 _FILL_ADVICE = (
-    "millstream run fills what is new before it begins, and millstream deploy does so by itself."
+    "millstream run fills what is new before it begins, and millstream deploy does so by itself. What runs until then is kept to go "
+    "back to, instead of an earlier version. A program that calls run() itself is refused until it is deployed, or a new view is "
+    "written from there on."
 )
 _ADVICE = (
     "A run is refused until then. millstream deploy computes what is rebuilt beside the app, and puts it in place; "

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from millstream.choices import did_you_mean
+from millstream.cli.kept_version import kept_sentence
 from millstream.cli.log_format import log_format_option, set_log_format
 from millstream.cli.metrics_option import metrics_option
 from millstream.cli.spark_settings import spark_settings
@@ -181,6 +182,8 @@ def _fill(app: App, *, same_expressions: bool, quiet: bool) -> None:
         }
     )
     click.echo(f"filled from the state of {', '.join(map(repr, tables))}: {named}")
+    if done.kept_until is not None:
+        click.echo(kept_sentence(done.kept_until))
 
 
 def _show_json(progress: Progress) -> None:

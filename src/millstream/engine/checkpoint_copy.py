@@ -24,12 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from millstream.engine.job_metadata import CHECKPOINT_ID_FILE, load_or_create_checkpoint_id
+from millstream.engine.source.offsets import offset_in_plan, planned_offset
 from millstream.kernels.plan import JobPlan
 from millstream.log.files import DISK, replace_file
 from millstream.object_store.place import StatePlace
 from millstream.views.commit.committer import BatchCommitter
 from millstream.views.schema import JOB
 from millstream.views.sink import RunStart
+from millstream.views.state_store.store import StateStore
 from millstream.views.store_location import StoreLocation
 
 DESCRIPTION = "checkpoint"  # in the state store
@@ -109,6 +111,19 @@ class CheckpointCopy:
             return False
         planned = (int(path.name) for path in (checkpoint / "offsets").glob("[0-9]*"))
         return there == self and max(planned) <= last + 1
+
+
+def offset_of_batch(
+    state_store: StateStore, app: str, checkpoint: Path, batch_id: int
+) -> dict[str, Any] | None:
+    """Return the source offset at which a batch ends, as the state store has it planned, or else a folder's checkpoint.
+
+    A folder in which the app did not run last may have another plan of a batch, which was never run. None if neither says.
+    """
+    copy = CheckpointCopy.from_message(state_store.description(app, DESCRIPTION))
+    if copy is not None and batch_id in copy.offsets:
+        return offset_in_plan(copy.offsets[batch_id])
+    return planned_offset(checkpoint, batch_id)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import polars as pl
 
 from millstream.engine.state_place import load_or_create_place
 from millstream.errors import ConflictError, CorruptionError
+from millstream.kernels.plan import ViewSinkSpec
 from millstream.kernels.state.sorted_runs import RunStore
 from millstream.kernels.table_feed import Manifests
 from millstream.object_store.address import state_url
@@ -44,7 +45,8 @@ _READS_MAX = 10  # of state that an app replaces meanwhile
 class Comparison:
     """The views that an edit rebuilds, each beside what it is now.
 
-    ``positions`` says of which position of the log each was compared; ``new`` are the views that there are not yet.
+    ``positions`` says of which position of the log each was compared; ``new`` are the views that there are not yet. ``not_compared`` are
+    changed views in databases of their own, and datasets: what was written there stays, so the new program has no such rows beside it.
     """
 
     app: str
@@ -52,6 +54,7 @@ class Comparison:
     views: tuple[ViewDifference, ...] = ()
     positions: Mapping[str, Any] | None = None
     new: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
 
     def failing(self, thresholds: Sequence[Threshold]) -> list[str]:
         """Return a text for each condition that holds for a view."""
@@ -72,6 +75,7 @@ class Comparison:
                 for view in self.views
             ],
             "new_views": list(self.new),
+            "not_compared": list(self.not_compared),
         }
 
 
@@ -101,7 +105,7 @@ def compare(
             app, plan, same_expressions=same_expressions, gone_ok=gone_ok, ask_again=ask_again
         )
         if deployment is None:
-            return Comparison(app.name, plan)
+            return Comparison(app.name, plan, not_compared=_written_elsewhere(app, plan))
         deployment.compute(on_batch, rows_per_batch)
         return _compared(
             deployment, on_batch, sample_rows=sample_rows, rows_per_batch=rows_per_batch
@@ -143,7 +147,15 @@ def _compared(
             views.append(compare_rows(view, key, found.rows, after, sample_rows=sample_rows))
             positions[view] = found.position
     new = tuple(sorted(changed - there))
-    return Comparison(app.name, deployment.change, tuple(views), positions, new)
+    elsewhere = _written_elsewhere(app, deployment.change)
+    return Comparison(app.name, deployment.change, tuple(views), positions, new, elsewhere)
+
+
+def _written_elsewhere(app: App, plan: ChangePlan) -> tuple[str, ...]:
+    """Return the outputs with rows of which none are replaced, and that get others from the edit on."""
+    elsewhere = {output.name for output in app.outputs if output.spec != ViewSinkSpec()}
+    changed = (one.name for one in plan.change.parts if one.kind in ("view", "dataset") and one.why)
+    return tuple(sorted(elsewhere.intersection(changed)))
 
 
 def _filled(live: StateStore, view: str, fill: ViewFill) -> tuple[QueryResult, pl.DataFrame]:

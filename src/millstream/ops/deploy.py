@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,14 +25,15 @@ import polars as pl
 
 from millstream.client.open import open_reader
 from millstream.client.reader import Reader
-from millstream.durations import Duration, to_us
+from millstream.durations import Duration
 from millstream.engine.state_place import begin_at_place, load_or_create_place
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, CorruptionError
 from millstream.kernels.adopted_state import StatePart, combine_state
 from millstream.kernels.plan import ForeachSinkSpec, JobPlan, TopicSinkSpec, ViewSinkSpec
 from millstream.object_store.address import state_url
 from millstream.object_store.place import StatePlace
 from millstream.ops.fills import FILLED_FOLDER, StepFills
+from millstream.ops.keeping import KEEPS_NOTHING, Keeping, utc_now
 from millstream.ops.plan import ChangePlan, plan_change
 from millstream.ops.previous_version import (
     BEGUN_FROM,
@@ -96,40 +97,11 @@ if TYPE_CHECKING:
     from millstream.engine.local_run import LocalProgress
     from millstream.pipeline.app import App
 
-_KEEP_MAX = timedelta(days=36525)
 _STARTS = "starts"
 """The description of what is computed that says where it was asked to begin."""
 
 KEEP = "7 days"
 """How long the version before is kept, by default."""
-
-
-def utc_now() -> datetime:
-    """Return the present time."""
-    return datetime.now(UTC)
-
-
-@dataclass(frozen=True)
-class Keeping:
-    """How long a switch keeps the version that it replaces, from the time of a ``clock`` on."""
-
-    duration: timedelta
-    clock: Callable[[], datetime] = utc_now
-
-    @classmethod
-    def of(cls, keep: Duration, clock: Callable[[], datetime]) -> Keeping:
-        """Return what was asked for.
-
-        Raises:
-            ConfigError: ``keep`` is no duration, or longer than a calendar is.
-        """
-        duration = timedelta(microseconds=to_us(keep, what="keep"))
-        if duration > _KEEP_MAX:
-            raise ConfigError(f"keep={keep!r} is longer than 100 years, the most there is.")
-        return cls(duration, clock)
-
-    def until(self) -> datetime:
-        return self.clock() + self.duration
 
 
 @dataclass(frozen=True)
@@ -161,6 +133,7 @@ def deploy(
     rows_per_batch: int = 100_000,
     keep: Duration = KEEP,
     clock: Callable[[], datetime] = utc_now,
+    by_run: bool = False,
 ) -> DeployResult:
     """Compute what an edited app changes, and let it take the place of the app before.
 
@@ -173,13 +146,14 @@ def deploy(
         rows_per_batch: The most records that are in memory at once.
         keep: How long the version before is kept, so that :func:`millstream.ops.rollback.rollback` goes back to it.
         clock: What time it is.
+        by_run: A run does it before it begins, to fill what is new; a rollback says so.
 
     Raises:
         ConfigError: the plan refuses, the log no longer holds all that is needed, or the runs of state are in an
             object store.
         ConflictError: the app was run or deployed meanwhile: deploy again. Or another deployment is at work.
     """
-    keeping = Keeping.of(keep, clock)
+    keeping = Keeping.of(keep, clock, by_run=by_run)
     with hold_deployment(app.folder):
         settle(app, clock())
         plan = plan_change(app, same_expressions=same_expressions, start=start)
@@ -263,7 +237,7 @@ class Deployment:
     change: ChangePlan
     stored: StoredProgram
     same_expressions: bool
-    keeping: Keeping = Keeping(timedelta(0))
+    keeping: Keeping = KEEPS_NOTHING
     back: bool = False
 
     @property
@@ -412,6 +386,7 @@ class Deployment:
 
     def switch(self) -> int:
         """Let the new program take the place of the one before. The app is stopped. Return the run that did it."""
+        self.app.folder.mkdir(parents=True, exist_ok=True)  # it may have run on another machine
         with (
             open_committer(self.plan, self.app.state_store, self.app.log) as committer,
             hold_run_lock(
@@ -423,13 +398,18 @@ class Deployment:
             )
             checkpoint_id = committer.state_store.checkpoint_id(self.app.name, JOB)
             assert checkpoint_id is not None, "it has committed batches"
-            committer.switch_program(
-                JOB,
-                checkpoint_id,
-                lambda start, beginning: self._switch(committer, place, start, beginning),
-                partitioning=self.stored.partitioning,
-                same_expressions=self.same_expressions,
-            )
+            try:
+                committer.switch_program(
+                    JOB,
+                    checkpoint_id,
+                    lambda start, beginning: self._switch(committer, place, start, beginning),
+                    partitioning=self.stored.partitioning,
+                    same_expressions=self.same_expressions,
+                )
+            except CorruptionError:
+                # A newer run removes the runs of state that it has replaced: report only the cause.
+                committer.check_not_fenced()
+                raise
             return committer.run
 
     def _switch(
@@ -451,6 +431,7 @@ class Deployment:
             run=start.run,
             at=beginning.at,
             until=self.keeping.until(),
+            by_run=self.keeping.by_run,
         )
         switch = self._put_together(live, place, start, beginning)
         if place is None:

@@ -25,4 +25,4 @@ def fill_new(app: App, *, same_expressions: bool = False) -> DeployResult | None
     """
     if active_runs(app.folder) or not only_fills_new(app, same_expressions=same_expressions):
         return None
-    return deploy(app, same_expressions=same_expressions)
+    return deploy(app, same_expressions=same_expressions, by_run=True)

@@ -43,7 +43,7 @@ from millstream.errors import ConfigError, ConflictError, OffsetOutOfRangeError
 from millstream.kernels.adopted_state import Manifests
 from millstream.kernels.state.operator_state import run_names
 from millstream.object_store.address import is_url
-from millstream.ops.deploy import utc_now
+from millstream.ops.keeping import utc_now
 from millstream.ops.state_before import EarlierBatches
 from millstream.views.position import SOURCE_OFFSET
 from millstream.views.runs.control_files import active_runs

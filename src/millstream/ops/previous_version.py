@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.client.open import open_reader
 from millstream.client.reader import Reader
-from millstream.engine.source.offsets import planned_offset
+from millstream.engine.checkpoint_copy import offset_of_batch
 from millstream.engine.stages.journal_files import JOURNAL_FOLDER
 from millstream.engine.stages.run_copies import copy_runs
 from millstream.engine.stages.run_files import RunFiles
@@ -133,10 +133,11 @@ def keep_previous(
     run: int,
     at: str,
     until: datetime,
+    by_run: bool,
 ) -> None:
     """Make ``previous.new/`` of what the live program has, as of its last batch, for the ``run`` that switches.
 
-    ``views`` are those whose rows are kept; ``at`` is the time of the run. ``place`` has the runs of state if the folder
+    ``views`` are those whose rows are kept; ``at`` is the time of the run, which fills what is new if it is ``by_run``. ``place`` has the runs of state if the folder
     has not; then they are copied. Nothing is kept where it is not known from where the live program reads on.
     """
     program = live.program(app, JOB)
@@ -168,15 +169,15 @@ def keep_previous(
             status={SOURCE_OFFSET: offset},
             state=state,
         )
-    write_kept_until(folder, until, run)
+    write_kept_until(folder, until, run, filled_at=at if by_run else None)
 
 
 def _source_offset(folder: Path, live: StateStore, app: str) -> dict[str, Any] | None:
-    """Return the source offset after the last batch: in the status, or in Spark's offset log."""
+    """Return the source offset after the last batch: in the status, or in the plan of the batch."""
     found: dict[str, Any] | None = live.status(app, JOB).get(SOURCE_OFFSET)
     if found is not None:
         return found
-    return planned_offset(folder / "checkpoint", live.last_batch_id(app, JOB) or 0)
+    return offset_of_batch(live, app, folder / "checkpoint", live.last_batch_id(app, JOB) or 0)
 
 
 def has_read_past(position: Mapping[str, Any], ends: Mapping[str, Sequence[int]]) -> bool:

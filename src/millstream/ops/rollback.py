@@ -13,11 +13,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from millstream.errors import ConfigError
-from millstream.ops.deploy import KEEP, DeployResult, Keeping, prepare, settle, utc_now
+from millstream.ops.deploy import KEEP, DeployResult, prepare, settle
+from millstream.ops.keeping import Keeping, utc_now
 from millstream.ops.plan import ChangePlan, plan_change
 from millstream.ops.previous_version import PreviousVersion
 from millstream.views.coverage import STATE_STORE_VIEW, is_complete
 from millstream.views.runs.control_files import hold_deployment
+from millstream.views.runs.version_folders import kept_from_before_fill
 from millstream.views.schema import JOB
 from millstream.views.state_store.definition_comparison import same_definition
 from millstream.views.state_store.program import StoredProgram, different_steps
@@ -65,8 +67,9 @@ def rollback(
             _check_runs_something_else(app, plan)
             raise ConfigError(
                 f"{app.name} runs this program now. Give the file as it was before the last deployment."
+                f"{_which_is_kept(app)}"
             )
-        _check_is_that_version(app.name, kept, deployment.program)
+        _check_is_that_version(app, kept, deployment.program)
         return replace(deployment, keeping=keeping, back=True).complete(on_batch, rows_per_batch)
 
 
@@ -115,7 +118,18 @@ def _check_runs_something_else(app: App, plan: ChangePlan) -> None:
         )
 
 
-def _check_is_that_version(app: str, kept: StoredProgram, now: StoredProgram) -> None:
+def _which_is_kept(app: App) -> str:
+    """Say which version is kept, if that is from before a run which filled what was new; else nothing."""
+    filled_at = kept_from_before_fill(app.folder)
+    if filled_at is None:
+        return ""
+    return (
+        f" That was a run: at {filled_at} it filled what was new in the file, and what ran until then is the one version "
+        "that is kept."
+    )
+
+
+def _check_is_that_version(app: App, kept: StoredProgram, now: StoredProgram) -> None:
     """Make sure that a program is the one that was kept, in all its steps and outputs."""
     found = [*different_steps(kept, now)]
     found += [
@@ -125,7 +139,7 @@ def _check_is_that_version(app: str, kept: StoredProgram, now: StoredProgram) ->
     ]
     if found:
         raise ConfigError(
-            f"This is not the version of {app} that was there before the last deployment; it differs in: "
-            f"{'; '.join(found)}. Give the file as it was then, with the modules that it imports. To have this program "
-            "instead, deploy it (millstream deploy)."
+            f"This is not the version of {app.name} that was there before the last deployment; it differs in: "
+            f"{'; '.join(found)}.{_which_is_kept(app)} Give the file as it was then, with the modules that it imports. To "
+            "have this program instead, deploy it (millstream deploy)."
         )

@@ -1,15 +1,17 @@
 """A checkpoint that is made again from its copy: whole, and only where it is not there already."""
 
+import json
 import shutil
 
 import pytest
 
 from millstream.engine import checkpoint_copy
-from millstream.engine.checkpoint_copy import CheckpointCopy, may_be_elsewhere
+from millstream.engine.checkpoint_copy import CheckpointCopy, may_be_elsewhere, offset_of_batch
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.state.keyhash import Buckets
 from millstream.object_store.address import parse_state_url
 from millstream.object_store.place import StatePlace
+from millstream.views.store_location import open_state_store
 
 PLACE = StatePlace(parse_state_url("s3://bucket"), "one")
 
@@ -48,6 +50,28 @@ def test_another_folder_gets_the_last_two_plans_and_what_was_committed(tmp_path,
         *(f"one/{name}" for name in names(tmp_path / "one")),
         *(f"two/{name}" for name in names(elsewhere)),
     ]
+
+
+def test_where_a_batch_ended_is_what_the_state_store_says_and_not_what_another_folder_had_planned(
+    tmp_path,
+):
+    checkpoint_of(tmp_path / "one", 4, 4)
+    here = checkpoint_of(tmp_path / "two", 4, 3)
+    for folder, end in ((tmp_path / "one", 7), (here, 5)):
+        for number in (1, 3):
+            plan = json.dumps({"topics": {"t": [[end + number]]}})
+            (folder / f"offsets/{number}").write_text(f"v1\n{{}}\n{plan}")
+    copy = kept(tmp_path / "one", 3)
+    with open_state_store(tmp_path / "views.db") as store:
+        ends = [
+            offset_of_batch(store, "ads", here, number)
+            for put in (None, copy.to_message())
+            for _ in [store.put_description("ads", checkpoint_copy.DESCRIPTION, put)]
+            for number in (1, 3)
+        ]
+        assert offset_of_batch(store, "ads", here, 9) is None
+    # Only the last two are in the copy.
+    assert [end["topics"]["t"][0][0] for end in ends] == [6, 8, 6, 10]
 
 
 def test_a_checkpoint_that_agrees_stays_as_it_is_even_with_a_plan_on_which_nobody_acted(tmp_path):

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import polars as pl
 import pytest
-from edited_app import EditedApp, answers, events, per_kind
+from edited_app import SOURCE, EditedApp, answers, events, per_kind
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -180,3 +180,21 @@ def test_the_command_says_what_differs_and_its_code_follows_the_conditions(edite
     assert (answer.code, values["failing"]) == (0, [])
     assert values["views"][0]["changed"] == 2
     assert call("compare", str(edited.file), "--fail-if", "much").code == 2
+
+
+def test_what_is_written_elsewhere_is_named_as_not_compared_if_it_changes(tmp_path):
+    source = SOURCE.replace(
+        'per_kind.view("per_kind")\n',
+        f'per_kind.view("per_kind")\nper_kind.dataset({str(tmp_path / "rows")!r})\n',
+    )
+    edited = EditedApp(tmp_path, 1, source=source)
+    edited.create()
+    edited.append(events(60, 5))
+    edited.run(edited.write())
+    found = compare(edited.write(("FACTOR = 2", "FACTOR = 3")))
+    assert ([view.view for view in found.views], found.not_compared) == (
+        ["per_kind"],
+        ("dataset(rows)",),
+    )
+    assert found.to_dict()["not_compared"] == ["dataset(rows)"]
+    assert compare(edited.write()).not_compared == ()

@@ -325,7 +325,31 @@ def test_a_plan_names_the_tables_and_their_rows_and_a_run_fills_what_is_new(tmp_
     run = call(*run_line(edited))
     assert run.code == 0, run.err
     assert "filled from the state of 'latest': step 'kinds', view 'kinds'" in run.out
+    assert "millstream rollback goes back to it." in run.out
     assert edited.views(edited.write((MORE, KINDS)))["kinds"] == naive_kinds(rows, len)
+
+
+def test_a_run_that_fills_keeps_what_ran_before_it_alone_and_a_rollback_says_so(tmp_path, call):
+    edited = EditedApp(tmp_path, 1, 17, SOURCE)
+    edited.create()
+    edited.append(rows_of(40, 14))
+    first = edited.write()
+    assert call(*run_line(edited)).code == 0
+    edited.write((MORE, KINDS))
+    assert call("deploy", str(edited.file)).code == 0
+    pairs = 'latest.distinct("kind", name="pairs").view("pairs")\n'
+    edited.write((MORE, KINDS + pairs))
+    assert call(*run_line(edited)).code == 0
+    edited.write()
+    asked = call("rollback", str(edited.file))
+    assert asked.code == 2
+    assert "That was a run: at " in asked.err
+    assert "is the one version that is kept" in asked.err
+    edited.write((MORE, KINDS))
+    assert call("rollback", str(edited.file)).code == 0  # which is kept in its turn, by no run
+    edited.write()
+    assert "That was a run" not in call("rollback", str(edited.file)).err
+    assert edited.views(first)["kinds"]
 
 
 def test_a_run_fills_nothing_that_takes_the_place_of_what_is_there(tmp_path, call):

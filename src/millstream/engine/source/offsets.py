@@ -363,10 +363,15 @@ def planned_offset(checkpoint: Path, batch_id: int) -> dict[str, Any] | None:
     None if the log does not say: it is not kept any more, or the batch has only DataFrames of the user's.
     """
     try:
-        lines = (checkpoint / "offsets" / str(batch_id)).read_text().splitlines()
+        plan = (checkpoint / "offsets" / str(batch_id)).read_text()
     except OSError:
         return None
-    for line in lines:
+    return offset_in_plan(plan)
+
+
+def offset_in_plan(plan: str) -> dict[str, Any] | None:
+    """Return the source offset at which a batch ends, from the text that Spark keeps of its plan; None if it does not say."""
+    for line in plan.splitlines():
         with suppress(ValueError, TypeError, KeyError):
             values: dict[str, Any] = json.loads(line)
             if values["topics"] is not None:

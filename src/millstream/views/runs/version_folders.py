@@ -24,6 +24,7 @@ import json
 import shutil
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from millstream.log.files import DISK, replace_file
 
@@ -33,9 +34,14 @@ PREVIOUS_NEW_FOLDER = "previous.new"
 _NOTE = "kept-until.json"
 
 
-def write_kept_until(folder: Path, until: datetime, run: int) -> None:
-    """Complete the ``previous.new/`` of an app's folder: until when it is kept, and which run replaces it."""
-    text = json.dumps({"until": until.isoformat(), "run": run})
+def write_kept_until(
+    folder: Path, until: datetime, run: int, *, filled_at: str | None = None
+) -> None:
+    """Complete the ``previous.new/`` of an app's folder: until when it is kept, and which run replaces it.
+
+    ``filled_at`` is when that run fills what is new, if nobody asked for a deployment.
+    """
+    text = json.dumps({"until": until.isoformat(), "run": run, "filled_at": filled_at})
     # Every run reads it: after a loss of power, an empty one would stop them all.
     replace_file(DISK, folder / PREVIOUS_NEW_FOLDER / _NOTE, text.encode())
 
@@ -57,11 +63,22 @@ def settle_previous(folder: Path, switched_by: int | None) -> None:
 
 def kept_until(folder: Path) -> datetime | None:
     """Return until when an app's folder has a version to go back to; None if it has none."""
+    values = _note(folder)
+    return None if values is None else datetime.fromisoformat(values["until"])
+
+
+def kept_from_before_fill(folder: Path) -> str | None:
+    """Return when a run filled what was new in place of the version that is kept; None if a deployment took its place."""
+    values = _note(folder)
+    return None if values is None else values.get("filled_at")
+
+
+def _note(folder: Path) -> dict[str, Any] | None:
     try:
-        values = json.loads((folder / PREVIOUS_FOLDER / _NOTE).read_text())
+        values: dict[str, Any] = json.loads((folder / PREVIOUS_FOLDER / _NOTE).read_text())
     except FileNotFoundError:
         return None
-    return datetime.fromisoformat(values["until"])
+    return values
 
 
 def remove_version(folder: Path, name: str) -> None:
