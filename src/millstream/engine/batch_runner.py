@@ -211,7 +211,7 @@ class BatchRunner:
         result = collect_results(self.plan, rows, staged)
         if self.stages is not None:
             state = self.stages.state_after_batch
-            self._answers.put(result, batch_id, self.committer.position, state)
+            self._answers.put(result, batch_id, self.committer, state)
         return result
 
     def _status(self, result: BatchResult, progress: Progress) -> dict[str, Any]:

@@ -200,7 +200,7 @@ class LocalRun:
         given, state = stages.run(batch_id, rows)
         result = collect_results(self.plan, given)
         answers = RequestAnswers(self.plan)
-        answers.put(result, batch_id, committer.position, stages.state_after_batch)
+        answers.put(result, batch_id, committer, stages.state_after_batch)
         at = datetime.now(UTC)
         before = committer.state_store.status(self.plan.app, JOB)
         watermark = result.watermark

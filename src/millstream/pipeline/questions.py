@@ -5,15 +5,16 @@ from __future__ import annotations
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from millstream.access.tls import certificate_of
 from millstream.access.tokens import tokens_of
+from millstream.client.open import open_reader
 from millstream.durations import Duration
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, MillstreamError
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.state.keyhash import Buckets
 from millstream.notebook.cells import cell_run, is_newest
@@ -186,9 +187,22 @@ class QueryableApp(AppDeclaration):
         known = self._service
         if known is None or known.location != self.state_store:
             known = self._service = AnswerService(
-                self.name, self.state_store, self.folder, self.plan, self.questions
+                self.name,
+                self.state_store,
+                self.folder,
+                self.plan,
+                self.questions,
+                self._partitions_of,
             )
         return known
+
+    def _partitions_of(self, topic: str) -> int | None:
+        """Return how many partitions a topic has; None if the log is not to be seen from here: answers do not need it."""
+        try:
+            with closing(open_reader(self.log)) as reader:
+                return len(reader.offsets(topic))
+        except MillstreamError:
+            return None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what answers: it belongs to this process, and functions that Spark sends away may know the app."""

@@ -22,7 +22,12 @@ from millstream.errors import DeadlineError, OffsetOutOfRangeError, TopicRecreat
 from millstream.sql_queries.sql_table import Snapshot, SqlTable, view_tables
 from millstream.sql_queries.topic_table import TopicColumns, check_size, read_topic
 from millstream.views.coverage import partial_note
-from millstream.views.position import check_topics, checked_position, is_reached
+from millstream.views.position import (
+    check_partitions,
+    check_topics,
+    checked_position,
+    is_reached,
+)
 from millstream.views.query import QueryResult
 from millstream.views.questions.deadline import Deadline
 from millstream.views.state_store.reader import ViewsSnapshot
@@ -143,8 +148,23 @@ class AppTables:
                 )
             return ViewsSnapshot((), {}, {}, None, {}, {})
         if at_least:
-            _wait(store, app, at_least, deadline)
+            self._wait(store, app, at_least, deadline)
         return store.snapshot(app, wanted, {view: kept.mark for view, kept in known.items()})
+
+    def _wait(
+        self, store: StateStore, app: str, at_least: Mapping[str, Any], deadline: Deadline
+    ) -> None:
+        now = store.snapshot(app, (), {})
+        if is_reached(now.position, at_least):
+            return
+        if now.topics_read:  # a store of an earlier version does not say
+            check_topics(at_least, app, now.topics_read.union(now.position))
+        check_partitions(at_least, now.position, lambda topic: len(self._log.offsets(topic)))
+        if not store.wait_for(app, position=at_least, timeout_s=max(0.0, deadline.left_s)):
+            raise DeadlineError(
+                f"The app {app!r} did not reach {dict(at_least)} within {deadline.seconds:g} s; it is at "
+                f"{store.position(app)}. Ask again, or give it longer."
+            )
 
     def _opened(self) -> StateStore | None:
         """Return the state store; None as long as the app has not run."""
@@ -234,19 +254,6 @@ class AppTables:
             deadline.check(f"the topic {topic!r} was being read")
 
         return read_topic(log, topic, self._columns(topic), ranges, check)
-
-
-def _wait(store: StateStore, app: str, at_least: Mapping[str, Any], deadline: Deadline) -> None:
-    now = store.snapshot(app, (), {})
-    if is_reached(now.position, at_least):
-        return
-    if now.topics_read:  # a store of an earlier version does not say
-        check_topics(at_least, app, now.topics_read.union(now.position))
-    if not store.wait_for(app, position=at_least, timeout_s=max(0.0, deadline.left_s)):
-        raise DeadlineError(
-            f"The app {app!r} did not reach {dict(at_least)} within {deadline.seconds:g} s; it is at "
-            f"{store.position(app)}. Ask again, or give it longer."
-        )
 
 
 def _to_arrow(result: QueryResult) -> pa.Table:

@@ -196,7 +196,7 @@ class KernelEngine:
     def _commit(self, committer: BatchCommitter, batch_id: int, rows: list[FrameRow]) -> None:
         result = collect_results(self.plan, rows)
         answers = RequestAnswers(replace(self.plan, buckets=self.buckets))
-        answers.put(result, batch_id, committer.position, lambda: self._after(batch_id))
+        answers.put(result, batch_id, committer, lambda: self._after(batch_id))
         watermark = result.watermark
         at = datetime.fromtimestamp(self.now_ms / 1000, UTC)
         known = committer.state_store.status(self.plan.app, _JOB)

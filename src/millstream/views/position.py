@@ -70,6 +70,33 @@ def check_topics(at_least: Mapping[str, Any], app: str, topics_read: Iterable[st
         )
 
 
+def check_partitions(
+    at_least: Mapping[str, Mapping[str, int]],
+    position: Mapping[str, Any],
+    count_of: Callable[[str], int | None],
+) -> None:
+    """Make sure that the topics of a position have its partitions, so that it can be reached.
+
+    ``count_of`` returns how many a topic has, or None if that cannot be seen. It is asked where ``position``, of an app, lacks
+    one of them.
+
+    Raises:
+        ConfigError: one does not exist.
+    """
+    for topic, offsets in at_least.items():
+        if offsets.keys() <= position.get(topic, {}).keys():
+            continue
+        count = count_of(topic)
+        if count is None:
+            continue
+        missing = [partition for partition in offsets if partition not in map(str, range(count))]
+        if missing:
+            raise ConfigError(
+                f"The position at_least has the partition {missing[0]!r} of the topic {topic!r}, which has {count}: "
+                f"{'0' if count == 1 else f'0 to {count - 1}'}. Correct it."
+            )
+
+
 def is_reached(position: Any, wanted: Any) -> bool:
     """Return whether each number in ``wanted`` is at most the corresponding one in ``position``."""
     if isinstance(wanted, Mapping):

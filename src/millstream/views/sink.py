@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import polars as pl
 
@@ -101,6 +101,14 @@ def check_written(where: str, given: int, written: int) -> None:
             "Nothing of this batch was committed there. Please report this; the log still holds "
             "every event."
         )
+
+
+@runtime_checkable
+class SizedRecordSink(Protocol):
+    """A sink whose records have a largest size."""
+
+    def record_bytes_max(self, output: str) -> int | None:
+        """Return how many bytes key and value of an output's record may have in all; None: it is not this sink's."""
 
 
 class Sink(Protocol):

@@ -420,6 +420,8 @@ def test_a_position_is_checked_as_everywhere(tmp_path):
         ConfigError, match=r"'clics', which .* does not read.*Did you mean 'clicks'"
     ):
         ask({"clics": {"0": 1}})
+    with pytest.raises(ConfigError, match="partition '1' of the topic 'clicks', which has 1: 0"):
+        ask({"clicks": {"1": 1}})
 
 
 def test_tables_that_come_and_go_are_those_that_are_shown(tmp_path):

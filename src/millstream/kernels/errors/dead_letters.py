@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from millstream.kernels.arrays import Int64s
 
+REASON_CHARS_MAX = 2_000
 _FAR_APART = 2_000  # offsets between records that are read in two goes rather than one
 
 BadRecordPolicy = Literal["dead-letter", "stop", "skip"]
@@ -86,7 +87,14 @@ def dead_letter_rows(
 
 
 def with_all_columns(rows: pl.DataFrame) -> pl.DataFrame:
-    """Add to dead letters the columns that they lack: numbers where there are none, nulls for the rest."""
+    """Add to dead letters the columns that they lack: numbers where there are none, nulls for the rest.
+
+    A reason may quote data or an error of the user's: a longer one than REASON_CHARS_MAX is cut.
+    """
+    reason = pl.col("reason")
+    cut = pl.concat_str(reason.str.slice(0, REASON_CHARS_MAX - 1), pl.lit("…"))
+    too_long = reason.str.len_chars() > REASON_CHARS_MAX
+    rows = rows.with_columns(pl.when(too_long).then(cut).otherwise(reason).alias("reason"))
     if "number" not in rows.columns:
         number = pl.int_range(pl.len()).over("topic", "partition", "offset", "step")
         rows = rows.with_columns(number.alias("number"))

@@ -33,6 +33,7 @@ T = TypeVar("T")
 HOPELESS_ROWS_MIN = 100  # a table of more rows than these, all of which fail, stops the job
 HOPELESS_ROWS_MAX = 1000  # ... and so do these many at its beginning
 _ROW_CHARS_MAX = 500
+_MESSAGE_CHARS_MAX = 1_000
 FAILURES = (Exception, pl.exceptions.PanicException)
 # What polars says of values; that a column is not there, or of another type, is no matter of rows.
 _OF_DATA = (
@@ -158,7 +159,7 @@ class UserCode:
         row = ""
         if position is not None:
             text = rows_as_json(table[position])[0]
-            row = f" The row: {text[:_ROW_CHARS_MAX]}{'…' if len(text) > _ROW_CHARS_MAX else ''}."
+            row = f" The row: {_cut(text, _ROW_CHARS_MAX)}."
         return UserCodeError(
             f"step {self.step!r} failed: {error_reason(error)}{where}.{row}{declared} {remedy}",
             step=self.step,
@@ -218,7 +219,7 @@ def is_hopeless(failed: int, last: int, height: int) -> bool:
 
 
 def error_reason(error: BaseException) -> str:
-    """Return what failed, in one line: the kind of error and the first line of what it says.
+    """Return what failed, in one line: the kind of error and the first line of what it says, of 1,000 characters at most.
 
     Half of a surrogate pair, which a message may have from the data, cannot be stored; it is spelled out.
     """
@@ -228,13 +229,17 @@ def error_reason(error: BaseException) -> str:
         text = "its message cannot be read"
     text = text.encode(errors="backslashreplace").decode()
     lines = text.strip().splitlines()
-    said = lines[0].rstrip(".") if lines else ""
+    said = _cut(lines[0].rstrip("."), _MESSAGE_CHARS_MAX) if lines else ""
     kind = type(error).__name__
     if isinstance(error, UnusableRowError):
         return said
     if isinstance(error, TypeError) and (lost := _LOST.match(said)):
         kind, said = lost.group(1) or "UnicodeError", ""
     return f"{kind}: {said}" if said else kind
+
+
+def _cut(text: str, chars_max: int) -> str:
+    return text if len(text) <= chars_max else f"{text[: chars_max - 1]}…"
 
 
 def source_location(error: BaseException) -> str:

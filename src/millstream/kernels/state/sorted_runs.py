@@ -4,8 +4,7 @@ A run is a table sorted by key hash, written once. A slot of state (one span of 
 first; the value of a key is the merge of its rows in all runs of the slot. A batch adds one run per slot that it touches,
 and folds the newest runs into it while each is at most half as large again as the rows in hand, so that a slot holds a
 few runs and a row is rewritten a few times (a size-tiered log-structured merge: O'Neil et al., "The Log-Structured
-Merge-Tree", 1996). Where rows are wide, a family may let runs wait until there are four of a size (as Cassandra's
-size-tiered compaction does).
+Merge-Tree", 1996). Where rows are wide, a family may wait for four runs of a size (as Cassandra's compaction does).
 
 A fold of many rows goes by ranges of hashes, and makes one part of a run for each, so that it takes no
 more memory than a few parts do. The parts of a run stand one behind the other.

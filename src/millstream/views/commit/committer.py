@@ -45,7 +45,7 @@ from millstream.views.coverage import initial_coverage
 from millstream.views.position import merge_positions
 from millstream.views.retractions import view_change, view_schema
 from millstream.views.schema import Fence, ViewChange, ViewSchema
-from millstream.views.sink import RunStart, Sink, SinkBatch
+from millstream.views.sink import RunStart, Sink, SinkBatch, SizedRecordSink
 from millstream.views.staging import PartitionStager, StagedChange, StagedRows, Stager
 from millstream.views.state_store.program import StoredProgram
 from millstream.views.state_store.program_change import compare_programs
@@ -381,6 +381,11 @@ class BatchCommitter:
             if last == next_batch_id:
                 self.state_store.check_interrupted_batch(start, beginning, sink.name)
         return start, next_batch_id
+
+    def record_bytes_max(self, output: str) -> int | None:
+        """Return how many bytes key and value of an output's record may have in all; None: no sink sets a limit."""
+        sized = (sink for sink in self.sinks if isinstance(sink, SizedRecordSink))
+        return next((most for sink in sized if (most := sink.record_bytes_max(output))), None)
 
     def is_next(self, batch_id: int) -> bool:
         """Return whether this batch is the next to be committed; False if it is committed already.

@@ -43,7 +43,8 @@ from millstream.kernels.plan import JobPlan, QuestionPlan, SinkPlan
 from millstream.kernels.state.journal import Journal
 from millstream.kernels.state.sorted_runs import RunStore
 from millstream.kernels.state_query import Bucket, QueryTargets, StateQuery
-from millstream.views.commit.committer import BatchResult
+from millstream.log.batch import RECORD_BYTES_MAX
+from millstream.views.commit.committer import BatchCommitter, BatchResult
 from millstream.views.position import merge_positions
 from millstream.views.questions.answer import json_of, row_texts
 from millstream.views.questions.deadline import Deadline
@@ -136,13 +137,13 @@ class RequestAnswers:
         self,
         result: BatchResult,
         batch_id: int,
-        before: Mapping[str, Any],
+        committer: BatchCommitter,
         state: Callable[[], StateAfterBatch],
     ) -> None:
         """Put answers in the place of a batch's requests, and dead letters for those that have none.
 
         Args:
-            before: The position before the batch.
+            committer: Has the position before the batch, and knows the limits of its outputs.
             state: Gives the state after the batch; it is called if there are requests.
 
         Raises:
@@ -160,11 +161,14 @@ class RequestAnswers:
             return
         after = state()
         query = StateQuery(self._targets, after.manifests, after.run_store)
-        position = merge_positions(before, result.position)
+        position = merge_positions(committer.position, result.position)
         letters = DeadLetterCollector()
         for sink in asked:
             rows = result.rows[sink.name]
-            answering = _Answering(sink.name, _question_of(sink), query, position, batch_id)
+            bytes_max = committer.record_bytes_max(sink.name) or RECORD_BYTES_MAX
+            answering = _Answering(
+                sink.name, _question_of(sink), query, position, batch_id, bytes_max
+            )
             outcomes = answering.outcomes(rows, after.journal(f"answers{digest(sink.name)}"))
             result.rows[sink.name] = _answered(rows, outcomes, answering.question.id)
             refused = [reason for kind, reason in outcomes if kind == REFUSED]
@@ -215,6 +219,7 @@ class _Answering:
     query: StateQuery
     position: Mapping[str, Any]
     batch_id: int
+    bytes_max: int  # that the record of an answer may have
 
     def outcomes(self, rows: pl.DataFrame, journal: Journal) -> list[Outcome]:
         """Return what becomes of each request: what an earlier attempt at the batch has kept, if there was one.
@@ -264,9 +269,21 @@ class _Answering:
             ensure_ascii=False,
         )
         return [
-            (ANSWERED, f'{{"request": {request}, {head[1:-1]}, "answer": {text}}}')
+            self._answered(request, f'{{"request": {request}, {head[1:-1]}, "answer": {text}}}')
             for request, text in texts
         ]
+
+    def _answered(self, request: str, record: str) -> Outcome:
+        """Return an answer, unless its record is larger than its topic allows: that would stop the job."""
+        size = len(record.encode()) + len(request.encode())
+        if size <= self.bytes_max:
+            return ANSWERED, record
+        return self._refused(
+            ConfigError(
+                f"The answer is a record of {size:,} bytes, and its topic takes {self.bytes_max:,}. Ask for less, or raise the "
+                "topic's max.message.bytes, and send the request again."
+            )
+        )
 
     def _refused(self, error: MillstreamError) -> Outcome:
         if self.question.stops:

@@ -47,7 +47,12 @@ from millstream.kernels.state_query import (
 )
 from millstream.object_store.place import DESCRIPTION, StatePlace
 from millstream.threads import Threads
-from millstream.views.position import check_topics, checked_position, is_reached
+from millstream.views.position import (
+    check_partitions,
+    check_topics,
+    checked_position,
+    is_reached,
+)
 from millstream.views.questions.answer import Answer
 from millstream.views.questions.deadline import Deadline
 from millstream.views.questions.key_rows import GivenKeys, key_rows
@@ -103,7 +108,8 @@ class AnswerService:
     """Answers questions about one app. Thread-safe; close it when it is not needed any more.
 
     ``location`` is the app's state store, ``folder`` its folder. ``compile`` gives its plan for keys that are divided in a
-    certain way; ``questions`` are its functions, by name.
+    certain way; ``questions`` are its functions, by name. ``partitions_of`` returns how many partitions a topic
+    of its log has, or None if that cannot be seen from here.
     """
 
     app: str
@@ -111,6 +117,7 @@ class AnswerService:
     folder: Path
     compile: Callable[[Buckets], JobPlan]
     questions: Mapping[str, Function]
+    partitions_of: Callable[[str], int | None]
     _store: StateStore | None = None
     _reader: RunReader | None = None
     _known: _KnownProgram | None = None
@@ -377,6 +384,7 @@ class AnswerService:
                 return known.targets, state
             plan = known.targets.plan
             check_topics(at_least, plan.app, {source.topic for source in plan.sources})
+            check_partitions(at_least, state.position, self.partitions_of)
             runs = "" if active_runs(self.folder) else ", and it does not run here"
             deadline.check(
                 f"{self.app} is at {state.position}{runs}, and {dict(at_least)} was asked for"

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from millstream.client.kafka.log import KafkaLog
 
 _TRANSACTION_TIMEOUT = "15 minutes"  # the most that a log allows; a batch takes what it takes
+_RECORD_OVERHEAD_BYTES = (
+    128  # what a record has beside key and value, with the batch that it is in: 100 at most
+)
 _log = logging.getLogger(__name__)
 
 
@@ -151,6 +154,13 @@ class TopicsSink:
             )
             for name, spec in self._specs.items()
         }
+
+    def record_bytes_max(self, output: str) -> int | None:
+        spec = self._specs.get(output)
+        if spec is None:
+            return None
+        setting = int(self._log.topic_settings(spec.topic)["max.message.bytes"])
+        return max(setting - _RECORD_OVERHEAD_BYTES, 1)
 
     def end_offsets(self) -> Mapping[OutputSink, Sequence[int]]:
         return {

@@ -5,7 +5,11 @@ import pyarrow as pa
 import pytest
 
 from millstream.kernels.errors.dead_letter_collector import DeadLetterCollector
-from millstream.kernels.errors.dead_letters import DEAD_LETTER_KEY, DEAD_LETTER_SCHEMA
+from millstream.kernels.errors.dead_letters import (
+    DEAD_LETTER_KEY,
+    DEAD_LETTER_SCHEMA,
+    REASON_CHARS_MAX,
+)
 from millstream.kernels.errors.user_code import UserCodeResult
 from millstream.kernels.frames import ORDER, SPLIT
 from millstream.kernels.time.log_order import (
@@ -42,6 +46,16 @@ def lying_at(*places):
 def test_a_rows_place_can_be_read_off_its_order(place):
     order = lying_at(place)[ORDER].to_numpy()
     assert (topic_in(order)[0], partition_in(order)[0], offset_in(order)[0]) == place
+
+
+def test_a_reason_is_cut_at_a_stated_length():
+    rows = lying_at((0, 0, 0), (0, 0, 1), (0, 0, 2))
+    rejects = DeadLetterCollector()
+    reasons = ["ä" * REASON_CHARS_MAX, "ä" * (REASON_CHARS_MAX + 1), "short"]
+    rejects.add("parse", UserCodeResult(None, rows.clear(), rows, reasons))
+    (letters,) = rejects.drain_rows(["events"])
+    cut = "ä" * (REASON_CHARS_MAX - 1) + "…"
+    assert letters["reason"].to_list() == [reasons[0], cut, "short"]
 
 
 def test_of_a_batch_of_records_the_bytes_are_kept():

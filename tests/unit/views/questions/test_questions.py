@@ -25,6 +25,7 @@ from tests.question_model import (
 import millstream as ms
 from millstream.engine.local_run import LocalRun
 from millstream.errors import (
+    BrokerUnavailableError,
     ConfigError,
     CorruptionError,
     DeadlineError,
@@ -203,7 +204,7 @@ def test_a_position_that_is_not_reached_in_time_is_said(asked):
     position = app.ask("minutes", ad=1, at_least={"clicks": {"0": 1}}).position
     wanted = {"clicks": {"0": position["clicks"]["0"] + 1}}
     with pytest.raises(DeadlineError, match=r"is at \{.*and it does not run here"):
-        app.ask("minutes", ad=1, at_least=wanted, deadline="200 milliseconds")
+        app.ask("minutes", ad=1, at_least=wanted, deadline="3 seconds")
 
 
 def target_with_key(folder, **columns):
@@ -251,8 +252,41 @@ def test_a_topic_of_a_position_that_is_not_read_and_a_deadline_that_is_too_long_
     app, _ = asked
     with pytest.raises(ConfigError, match=r"'click', which asked does not read.*Did you mean 'cli"):
         app.ask("minutes", ad=1, at_least={"click": {"0": 1}}, deadline=LONG)
+    partitions = len(app.ask("minutes", ad=1).position["clicks"])
+    with pytest.raises(
+        ConfigError, match=rf"partition '{partitions}' of the topic 'clicks', which"
+    ):
+        app.ask("minutes", ad=1, at_least={"clicks": {partitions: 0}}, deadline=LONG)
     with pytest.raises(ConfigError, match="The deadline is 3 days, and may be 1 hour at most"):
         app.ask("minutes", ad=1, deadline="3 days")
+
+
+def test_a_partition_that_has_no_records_yet_is_waited_for_and_one_that_is_not_there_is_refused(
+    tmp_path, monkeypatch
+):
+    with ms.connect(tmp_path) as log, log.producer() as producer:
+        log.create_topic("clicks", partitions=2)
+        producer.send("clicks", {"user": "ann"}, partition=0)
+    app = ms.App("counting", log=tmp_path)
+    clicks = app.topic("clicks", {"user": str}).stream()
+    clicks.group_by("user", name="totals").agg(n=ms.count()).view("of_users")
+    app.run(engine="local", until="caught-up")
+
+    def ask(partition, deadline="1 second"):
+        app.ask("totals", user="ann", at_least={"clicks": {partition: 1}}, deadline=deadline)
+
+    with pytest.raises(DeadlineError):
+        ask(1)
+    with pytest.raises(ConfigError, match=r"has 2: 0 to 1\. Correct it"):
+        ask(2, LONG)
+
+    def away(_log):
+        raise BrokerUnavailableError
+
+    monkeypatch.setattr("millstream.pipeline.questions.open_reader", away)
+    with pytest.raises(DeadlineError):  # nobody can say whether it is there
+        ask(2)
+    app.close_questions()
 
 
 def test_questions_that_wait_for_a_position_leave_room_for_others(asked):

@@ -27,6 +27,7 @@ from millstream.errors import ConfigError, CorruptionError, UserCodeError
 from millstream.ops.deploy import deploy
 from millstream.testing.disk import SimulatedCrash
 from millstream.views.state_store.store import StateStore
+from millstream.views.store_location import open_state_store
 
 ROOT = Path(__file__).parents[4]
 
@@ -298,6 +299,52 @@ def test_a_journal_of_other_requests_stops_the_batch(tmp_path, monkeypatch):
     )
     with pytest.raises(CorruptionError, match="has other requests"):
         check_kit(tmp_path, 1, 1, 1, crash=0)
+
+
+def test_an_answer_larger_than_its_topic_allows_is_a_dead_letter_and_the_largest_allowed_is_none(
+    tmp_path,
+):
+    app = declared(tmp_path, {"id": int, "size": int}, "letters")
+
+    @app.question("letters")
+    def letters(state, size):
+        return "ä" * size
+
+    def answers():
+        with ms.connect(tmp_path) as log:
+            return [bytes(value) for value in log.read("answers", 0)["value"].to_pylist()]
+
+    def ask(*sizes):
+        with ms.connect(tmp_path) as log, log.producer() as producer:
+            for size in sizes:
+                producer.send("requests", {"id": 7, "size": size})
+        app.run(engine="local", until="caught-up")
+
+    with ms.connect(tmp_path) as log:
+        for topic in ("clicks", "requests"):
+            log.create_topic(topic)
+        log.create_topic("answers", settings={"max.message.bytes": "2000"})
+    ask(0)
+    left = 2000 - 128 - len("7") - len(answers()[0])
+    ask(left // 2, left // 2 + 1, 1)
+    assert [len(json.loads(value)["answer"]) for value in answers()] == [0, left // 2, 1]
+    with open_state_store(app.state_store, readonly=True) as store:
+        dead = store.scan("dead_letters")
+    assert json.loads(dead["value"].item())["size"] == left // 2 + 1
+    assert "and its topic takes 1,872" in dead["reason"].item()
+
+
+def test_the_reason_of_a_dead_letter_is_cut_however_much_an_error_says(tmp_path):
+    app = declared(tmp_path, {"id": int}, "talks")
+
+    @app.question("talks")
+    def talks(state):
+        raise ValueError("much" * 100_000)
+
+    result = testing.run(app, {"clicks": [{"user": "ann"}], "requests": [{"id": 1}]})
+    reason = result.dead["reason"].item()
+    assert len(reason) < 1_200
+    assert reason.endswith("…. Correct its function, or ask for something else.")
 
 
 # ── what functions do, and programs that are edited ─────────────────────────────────────────────
