@@ -33,7 +33,6 @@ from millstream.kernels.plan import ForeachSinkSpec, JobPlan, TopicSinkSpec, Vie
 from millstream.object_store.address import state_url
 from millstream.object_store.place import StatePlace
 from millstream.ops.fills import FILLED_FOLDER, StepFills
-from millstream.ops.keeping import KEEPS_NOTHING, Keeping, utc_now
 from millstream.ops.plan import ChangePlan, plan_change
 from millstream.ops.previous_version import (
     BEGUN_FROM,
@@ -48,6 +47,7 @@ from millstream.ops.program_part import end_offsets, keys_in_part
 from millstream.ops.replay_start import ReplayStart, Starts
 from millstream.ops.state_before import keep_put_in_place
 from millstream.ops.state_runs import state_runs
+from millstream.ops.version_retention import KEEPS_NOTHING, Keeping, utc_now
 from millstream.pipeline.compiler import compile_plan
 from millstream.pipeline.graph import Output
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW, BatchCommitter, view_schemas

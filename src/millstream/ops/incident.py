@@ -43,8 +43,8 @@ from millstream.errors import ConfigError, ConflictError, OffsetOutOfRangeError
 from millstream.kernels.adopted_state import Manifests
 from millstream.kernels.state.operator_state import run_names
 from millstream.object_store.address import is_url
-from millstream.ops.keeping import utc_now
 from millstream.ops.state_before import EarlierBatches
+from millstream.ops.version_retention import utc_now
 from millstream.views.position import SOURCE_OFFSET
 from millstream.views.runs.control_files import active_runs
 from millstream.views.runs.failure import last_failure

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from millstream.errors import ConfigError
 from millstream.ops.deploy import KEEP, DeployResult, prepare, settle
-from millstream.ops.keeping import Keeping, utc_now
 from millstream.ops.plan import ChangePlan, plan_change
 from millstream.ops.previous_version import PreviousVersion
+from millstream.ops.version_retention import Keeping, utc_now
 from millstream.views.coverage import STATE_STORE_VIEW, is_complete
 from millstream.views.runs.control_files import hold_deployment
 from millstream.views.runs.version_folders import kept_from_before_fill
