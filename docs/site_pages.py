@@ -79,6 +79,7 @@ NAVIGATION: dict[str, list[str]] = {
         "docs/views",
         "docs/ask",
         "docs/sql",
+        "docs/notebooks",
         "docs/sourcing",
     ],
     "Databases": [
