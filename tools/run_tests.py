@@ -111,7 +111,8 @@ def the_rest() -> int:
     return together(
         lambda: pytest("tests", *others, *chosen, env=QUARTER_OF_EXAMPLES),
         lambda output: worst(
-            pytest(*thorough, env=ONE_THREAD_EACH, output=output), smoke.run(output)
+            pytest(*thorough, env={**ONE_THREAD_EACH, **QUARTER_OF_EXAMPLES}, output=output),
+            smoke.run(output),
         ),
     )
 
