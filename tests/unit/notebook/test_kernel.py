@@ -129,8 +129,9 @@ def test_a_failure_in_the_background_is_one_sentence_in_the_next_cell_and_only_t
     with kernel(tmp_path) as jupyter:
         jupyter.run(DECLARED, "declared")
         assert jupyter.run("running = app.start()", "start")["error"] == ""
-        jupyter.run(SEND % "a", "send")
-        jupyter.run("import time\nwhile running.is_alive: time.sleep(0.1)", "wait")
+        # One cell, as the first that begins after the failure tells it.
+        wait = "\nimport time\nwhile running.is_alive: time.sleep(0.1)"
+        jupyter.run(SEND % "a" + wait, "send")
         told = jupyter.run("1 + 1", "next")
         waited = jupyter.run("2 + 2", "last")
         assert told["result"] == "2"
