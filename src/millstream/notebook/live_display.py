@@ -1,6 +1,6 @@
 """Displays that are updated in place while what they show changes.
 
-A kernel sends a display with an id, and later others in its place: JupyterLab, Notebook, VS Code and Colab show them
+A kernel sends a display with an id, and later others in its place: front ends of Jupyter show them
 where the first one was. A file that nbclient writes has the last one of the cell's own run. One thread updates all
 displays of a process, once in a second at most, until their cell runs again.
 """

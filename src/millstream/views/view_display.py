@@ -101,8 +101,8 @@ class ViewPlot:
 def _chart_bundle(chart: alt.Chart, text: str) -> Bundle:
     """Return what to show of a chart.
 
-    Altair's own HTML loads its scripts from the network. JupyterLab, Notebook and VS Code have Vega-Lite 5, which draws what we
-    draw just as 6 does: they are given that, unless the user has chosen a renderer. Colab has none.
+    Altair's own HTML loads its scripts from the network. JupyterLab has Vega-Lite 5, which draws what we draw just as 6
+    does: front ends are given that, unless the user has chosen a renderer.
     """
     import altair as alt  # noqa: PLC0415 - an extra
 
