@@ -79,7 +79,6 @@ NAVIGATION: dict[str, list[str]] = {
         "docs/views",
         "docs/ask",
         "docs/sql",
-        "docs/notebooks",
         "docs/sourcing",
     ],
     "Databases": [

@@ -69,6 +69,9 @@ WRONG = {
     ("App.run", "engine", "locl", "local"): declared(
         lambda word: ms.App("a", log="unused").run(engine=word)
     ),
+    ("App.start", "engine", "locl", "local"): declared(
+        lambda word: ms.App("a", log="unused").start(engine=word)
+    ),
     ("App.topic", "format", "JSON", "json"): declared(
         lambda word: ms.App("a", log="unused").topic("t", SCHEMA, format=word)
     ),
@@ -237,6 +240,14 @@ WRONG = {
     ("redis_stream", "lost", "skipp", "skip"): declared(
         lambda word: ms.redis_stream("redis://h", "s", lost=word)
     ),
+    ("sink", "start", "earlyest", "earliest"): declared(
+        lambda word: ms.sink(ms.to_http("http://h"), topic="t", start=word)
+    ),
+    ("to_http", "form", "line", "lines"): declared(lambda word: ms.to_http("http://h", form=word)),
+    ("to_http", "content", "rows", "row"): declared(
+        lambda word: ms.to_http("http://h", content=word)
+    ),
+    ("Stream.peek", "end", "frist", "first"): declared(lambda word: stream().peek(end=word)),
     ("testing.run", "engine", "kernels", "kernel"): declared(
         lambda word: testing.run(ms.App("a", log="unused"), {}, engine=word)
     ),

@@ -9,6 +9,7 @@ import click
 from millstream.capture.last_status import LastStatus
 from millstream.cli.metrics_option import metrics_option
 from millstream.cli.status_line import StatusLine, stopped_by_signal
+from millstream.client.default_log import LOG_VARIABLE
 from millstream.connectors.sinks.metrics import sink_figures
 from millstream.connectors.sinks.sink import SinkRun, SinkStatus
 from millstream.connectors.sinks.sink import sink as sink_to
@@ -21,6 +22,7 @@ from millstream.metrics.exposition import Exposition
 @click.option("--topic", required=True, metavar="TOPIC", help="Whose records are written.")
 @click.option(
     "--log",
+    envvar=LOG_VARIABLE,
     default="./data",
     show_default=True,
     metavar="LOG",

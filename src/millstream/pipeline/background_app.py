@@ -95,8 +95,8 @@ class BackgroundApp(QueryableApp):
         """
         if "show" in options:
             raise ConfigError("start was given show=, and shows nothing. Look at app.status.")
-        self.plan()
         chosen = choose_engine(engine, "local")
+        self.plan()
         known = run_of(self.folder)
         if known is not None:
             known.stop()
