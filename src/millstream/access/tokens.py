@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-import os
 import re
 import secrets
 import stat
@@ -29,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from millstream.access.locked_file import locked_file
 from millstream.errors import ConfigError
 
 Role: TypeAlias = Literal["read", "operate"]
@@ -244,51 +244,15 @@ class TokenFile(Tokens):
 
     @contextmanager
     def _changing(self) -> Iterator[list[Token]]:
-        """Yield the tokens for changes, and write them; one process at a time.
-
-        1. Write ``<name>.new`` beside the file and sync it. A crash leaves a stray file, which nothing reads and the next
-           change replaces.
-        2. Rename. A crash leaves the old tokens or the new ones.
-        3. Sync the folder. From here on the change is durable.
-        """
-        import fcntl  # noqa: PLC0415 - not on Windows, where servers read files of tokens, too
-
-        try:
-            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise ConfigError(
-                f"The folder of {self.path} cannot be used ({error.strerror}). Make it, or choose another."
-            ) from error
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
+        """Yield the tokens for changes, and write them; one process at a time."""
+        with locked_file(self.path) as replace:
             tokens = list(self.read()) if self.path.exists() else []
             if any(one.principal.name == _PLAIN_NAME and not one.scram.salt for one in tokens):
                 raise ConfigError(
                     f"{self.path} has a token itself, and not tokens with names. Choose another file."
                 )
             yield tokens
-            fresh = self.path.with_name(self.path.name + ".new")
-            self._write(fresh, "".join(map(_line, tokens)))
-            fresh.replace(self.path)
-            os.fsync(folder)
-        except OSError as error:
-            raise ConfigError(f"{self.path} cannot be written ({error.strerror}).") from error
-        finally:
-            os.close(folder)
-
-    def _write(self, fresh: Path, text: str) -> None:
-        """Write a file that only its owner can read, or with the permissions of the one it replaces."""
-        fresh.unlink(missing_ok=True)
-        handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(handle, "w") as file:
-            with suppress(FileNotFoundError):
-                old = self.path.stat()
-                with suppress(PermissionError):
-                    os.fchown(handle, old.st_uid, old.st_gid)
-                os.fchmod(handle, old.st_mode & 0o777)
-            file.write(text)
-            file.flush()
-            os.fsync(handle)
+            replace("".join(map(_line, tokens)))
 
 
 def tokens_of(token: str | None, token_file: Path | str | None) -> Tokens | None:

@@ -13,17 +13,16 @@ Source: RFC 7914 (scrypt).
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import hmac
-import os
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from millstream.access.locked_file import locked_file
 from millstream.errors import ConfigError
 
 USER_NAME = re.compile(r"[A-Za-z0-9._@+-]{1,128}")
@@ -164,46 +163,11 @@ class UsersFile:
 
     @contextmanager
     def _changing(self) -> Iterator[dict[str, Verifier]]:
-        """Yield the users for changes, and write them; one process at a time.
-
-        1. Write ``<name>.new`` beside the file and sync it. A crash leaves a stray file, which
-           nothing reads and the next change replaces.
-        2. Rename. A crash leaves the old users or the new ones.
-        3. Sync the folder. From here on the change is durable.
-        """
-        try:
-            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise ConfigError(
-                f"The folder of {self.path} cannot be used ({error.strerror}). Make it, or choose "
-                "another."
-            ) from error
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
+        """Yield the users for changes, and write them; one process at a time."""
+        with locked_file(self.path) as replace:
             users = dict(self.read()) if self.path.exists() else {}
             yield users
-            fresh = self.path.with_name(self.path.name + ".new")
-            self._write(fresh, "".join(map(_line, users.items())))
-            fresh.replace(self.path)
-            os.fsync(folder)
-        except OSError as error:
-            raise ConfigError(f"{self.path} cannot be written ({error.strerror}).") from error
-        finally:
-            os.close(folder)
-
-    def _write(self, fresh: Path, text: str) -> None:
-        """Write a file that only its owner can read, or with the permissions of the one it replaces."""
-        fresh.unlink(missing_ok=True)
-        handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(handle, "w") as file:
-            with suppress(FileNotFoundError):
-                old = self.path.stat()
-                with suppress(PermissionError):
-                    os.fchown(handle, old.st_uid, old.st_gid)
-                os.fchmod(handle, old.st_mode & 0o777)
-            file.write(text)
-            file.flush()
-            os.fsync(handle)
+            replace("".join(map(_line, users.items())))
 
 
 def check_password(password: str) -> None:
