@@ -32,6 +32,7 @@ def test_the_python_interface_goes_by_it(elsewhere):
         log.create_topic("t")
     assert (elsewhere / "FORMAT").exists()
     assert ms.App("a").folder == elsewhere / "apps" / "a"
+    assert ms.sink(ms.to_http("http://h"), topic="t").log == str(elsewhere)
     with pytest.raises(UnknownViewError, match="elsewhere"):
         ms.view("v")
 

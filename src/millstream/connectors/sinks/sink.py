@@ -13,6 +13,7 @@ from typing import Literal, get_args
 
 from millstream.capture.retry_wait import RetryWait
 from millstream.choices import choose
+from millstream.client.default_log import default_log
 from millstream.client.log import EventLog
 from millstream.client.open import connect
 from millstream.connectors.sinks.connector import (
@@ -202,7 +203,7 @@ def sink(
     connector: SinkConnector | str,
     *,
     topic: str,
-    log: Path | str = "./data",
+    log: Path | str | None = None,
     name: str | None = None,
     start: SinkStart = "earliest",
 ) -> SinkRun:
@@ -217,7 +218,7 @@ def sink(
         connector: What ``ms.to_http`` and the others return, one of your own, or a URL: ``docs/connectors.md``
             has those of all.
         topic: Whose values are JSON objects: what ``.to(topic)`` writes, a source, or a producer.
-        log: The folder of the log, or ``kafka://host:port``.
+        log: The folder of the log, or ``kafka://host:port``; by default that of MILLSTREAM_LOG, or ``./data``.
         name: Under which it is kept how far the topic was written, in the topic ``<name>.positions``; by default that of the
             topic and the connector's kind. Dead letters go to ``<name>.dead``.
         start: Where a new sink begins: "earliest" is the first record of the topic, "latest" the next one.
@@ -240,4 +241,4 @@ def sink(
         raise ConflictError(
             f"topic is {topic!r}, where the sink {name!r} keeps its own. Give another name."
         )
-    return SinkRun(connector, topic, log, name, start)
+    return SinkRun(connector, topic, default_log() if log is None else log, name, start)
