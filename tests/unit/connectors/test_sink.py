@@ -238,6 +238,7 @@ def test_a_batch_is_sent_again_under_its_key_not_before_retry_after(tmp_path):
         made = ms.sink(ms.to_http(service.url), topic="t", log=tmp_path)
         made.run(until="caught-up", on_status=statuses.append)
     assert [status.state for status in statuses] == ["retrying", "retrying", "writing", "idle"]
+    assert [status.behind for status in statuses] == [2, 2, 0, 0]
     assert len(service.asked) == 3
     assert len({(one.headers["Idempotency-Key"], one.body) for one in service.asked}) == 1
     assert "responded 429" in statuses[0].problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -96,10 +96,15 @@ class SinkRun:
         """
         choose("until", until, get_args(SinkUntil))
         retry, status = RetryWait(self._stop), SinkStatus("writing")
+
+        def begin(found: SinkStatus) -> None:
+            nonlocal status
+            status = replace(found, lag_s=status.lag_s, alarm=status.alarm)
+
         while not self._stop.is_set():
             try:
                 with connect(self.log) as log:
-                    for status in self._statuses(log):
+                    for status in self._statuses(log, begin):
                         retry.succeeded()
                         on_status(status)
                         if status.state == "idle" and until == "caught-up":
@@ -111,8 +116,8 @@ class SinkRun:
                 retry.wait()
         return status
 
-    def _statuses(self, log: EventLog) -> Iterator[SinkStatus]:
-        """Write batch after batch, and yield the status after each."""
+    def _statuses(self, log: EventLog, begin: Callable[[SinkStatus], None]) -> Iterator[SinkStatus]:
+        """Write batch after batch, and yield the status after each; ``begin`` gets the one before the first."""
         info = log.topics().get(self.topic)
         if info is None:
             raise UnknownTopicError(
@@ -126,6 +131,8 @@ class SinkRun:
         )
         with progress:
             self._has_begun = True
+            # What is to come is known, also where what is outside is away and no batch is written.
+            begin(_status("writing", batches, progress))
             opening = SinkOpening(self.name, self.topic, progress.state.life, self.token)
             with closing(given.open(opening)) as writer:
                 alarm = progress.reconcile(writer.last) if given.guarantee == "transaction" else ""
@@ -191,12 +198,22 @@ class _Writing:
         return following
 
     def _status(self, state: SinkState, positions: dict[int, int]) -> SinkStatus:
-        behind = sum(
-            end - positions.get(partition, start)
-            for partition, (start, end) in enumerate(self.batches.bounds())
-        )
-        said = self.progress.state
-        return SinkStatus(state, said.records, said.dead, behind, self.lag_s, "", self.alarm)
+        found = _status(state, self.batches, self.progress, positions)
+        return replace(found, lag_s=self.lag_s, alarm=self.alarm)
+
+
+def _status(
+    state: SinkState,
+    batches: RecordBatches,
+    progress: SinkProgress,
+    positions: Mapping[int, int] | None = None,
+) -> SinkStatus:
+    """Return the status of a sink that has read up to positions, by default those that the log has noted."""
+    read = progress.state.positions if positions is None else positions
+    behind = sum(
+        end - read.get(partition, start) for partition, (start, end) in enumerate(batches.bounds())
+    )
+    return SinkStatus(state, progress.state.records, progress.state.dead, behind)
 
 
 def sink(
