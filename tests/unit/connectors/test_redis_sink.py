@@ -76,6 +76,15 @@ def test_a_hash_has_the_fields_of_the_last_row_alone(tmp_path, server, client):
     assert client.hgetall("u:a") == {"n": "2.5", "yes": "true", "list": '[1,"x"]', "text": "ü"}
 
 
+@pytest.mark.parametrize("how", [{"hashes": "u:"}, {"stream": "u:a"}])
+def test_half_a_surrogate_pair_is_written_wherever_it_is(tmp_path, server, client, how):
+    log = tmp_path / "log"
+    _send(log, (b"a", {"text": "\ud800", "list": ["\ud800"], "\ud801": 1}))
+    assert _run(server, log, **how).records == 1
+    found = client.hgetall("u:a") if "hashes" in how else client.xrange("u:a")[0][1]
+    assert found == {"text": r"\ud800", "list": r'["\ud800"]', r"\ud801": "1"}
+
+
 def test_a_name_that_is_no_stream_is_refused_and_nothing_is_noted(tmp_path, server, client):
     log = tmp_path / "log"
     client.set("s", "somebody's")

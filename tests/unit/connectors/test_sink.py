@@ -13,6 +13,7 @@ from http_service import serving
 import millstream as ms
 from millstream.cli.main import millstream
 from millstream.connectors.sinks.connector import RefusedRecord, WrittenBatch
+from millstream.connectors.sinks.record_batches import RecordBatches
 from millstream.connectors.sinks.sink_note import BatchNote
 from millstream.connectors.sinks.urls import sink_connector_of
 from millstream.errors import ConfigError, ConflictError, FencedError, RetriableError
@@ -116,12 +117,13 @@ def test_the_suite_fails_a_connector_with_a_flaw(tmp_path, flaw, test):
         getattr(contract, test)(tmp_path)
 
 
-def _send(log_folder, *rows, topic="t"):
+def _send(log_folder, *rows, topic="t", partition=None):
     with ms.connect(log_folder) as log:
         log.create_topic(topic, exist_ok=True)
         with log.producer() as producer:
             for row in rows:
-                producer.send(topic, row if isinstance(row, bytes) else json.dumps(row).encode())
+                value = row if isinstance(row, bytes) else json.dumps(row).encode()
+                producer.send(topic, value, partition=partition)
 
 
 def _run(store, log, **settings):
@@ -202,6 +204,37 @@ def test_records_that_are_gone_stop_it(tmp_path):
         log.delete_records("t", 0, 5)
     with pytest.raises(ConflictError, match=r"the next one was 3, and the topic has \[5, 6\)"):
         _run(store, tmp_path)
+
+
+@pytest.mark.parametrize("before", [(), ({"n": 0},)])
+def test_records_that_are_gone_from_a_partition_never_read_stop_it(tmp_path, before):
+    with ms.connect(tmp_path) as log:
+        log.create_topic("t", partitions=2)
+    _send(tmp_path, *before, partition=0)
+    _run(Store(), tmp_path)
+    _send(tmp_path, *({"n": n} for n in range(1, 6)), partition=1)
+    with ms.connect(tmp_path) as log:
+        log.delete_records("t", 1, 3)
+    store = Store(note=BatchNote(WrittenBatch(0, {0: 1})) if before else None)
+    with pytest.raises(ConflictError, match=r"the next one was 0, and the topic has \[3, 5\)"):
+        _run(store, tmp_path)
+
+
+def test_a_topic_that_is_shorter_than_what_was_written_stops_it(tmp_path):
+    _send(tmp_path, {"n": 1})
+    with ms.connect(tmp_path) as log:
+        batches = RecordBatches(log, "t", log.topics()["t"].topic_id, 10, 1 << 20)
+        with pytest.raises(ConflictError, match="t/0 ends at 1, and was written up to 3"):
+            batches.next({0: 3})
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "-Infinity", "9" * 5000])
+def test_a_number_that_would_be_another_is_a_dead_letter(tmp_path, number):
+    _send(tmp_path, {"n": 1})
+    _send(tmp_path, f'{{"n": {number}}}'.encode())
+    store = Store()
+    assert _run(store, tmp_path).dead == 1
+    assert store.taken == [{"n": 1}]
 
 
 def test_rows_that_take_others_back_are_dead_letters(tmp_path):

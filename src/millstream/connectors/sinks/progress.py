@@ -167,6 +167,10 @@ class SinkProgress:
             "followed is written again."
         )
 
+    def add_partitions(self, starts: Mapping[int, int]) -> None:
+        """Note where the first record of more partitions is. No batch may be begun."""
+        self._note(replace(self.state, positions={**starts, **self.state.positions}))
+
     def begin(self, read: ReadRecords) -> None:
         """Note the bounds of the next batch; when this returns, they are durable."""
         positions = {**self.state.positions, **read.starts}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -65,7 +66,7 @@ class RecordBatches:
         """Read on from these positions until a batch is full, or there is no more.
 
         Raises:
-            ConflictError: records from there on are gone.
+            ConflictError: records from there on are gone, or were there once.
         """
         found = ReadRecords()
         bounds = self.bounds()
@@ -78,6 +79,11 @@ class RecordBatches:
             start, end = positions.get(partition, bounds[partition][0]), bounds[partition][1]
             if start < end:
                 self._read(found, partition, start, end, whole=False)
+            elif start > end:
+                raise ConflictError(
+                    f"{self.topic}/{partition} ends at {end}, and was written up to {start}: it lost records, or was restored from "
+                    "an older copy. Others come under the same offsets now: give the sink another name; it begins anew."
+                )
         return found
 
     def between(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> ReadRecords:
@@ -139,7 +145,7 @@ def _add(found: ReadRecords, record: SinkRecord, headers: list[dict[str, Any]] |
 
 def _row(value: bytes) -> dict[str, Any]:
     try:
-        row = json.loads(value.decode(), parse_constant=_refuse_constant)
+        row = json.loads(value.decode(), parse_constant=_refuse_constant, parse_float=_finite)
     except UnicodeDecodeError:
         raise ValueError("the value is no UTF-8, and a sink takes JSON objects") from None
     except ValueError as error:
@@ -147,6 +153,13 @@ def _row(value: bytes) -> dict[str, Any]:
     if isinstance(row, dict):
         return row
     raise ValueError(f"the value is JSON, but a {type(row).__name__}, and a sink takes objects")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:40]} is a number too large")
+    return number
 
 
 def _refuse_constant(text: str) -> float:

@@ -195,12 +195,15 @@ def _refused(record: SinkRecord, reason: str) -> RefusedRecord:
     return RefusedRecord(record.partition, record.offset, reason)
 
 
-def _fields(row: Any) -> dict[str, Any]:
+def _fields(row: Any) -> dict[bytes, bytes]:
     """Return the fields of a row: text as it is, other values as JSON, and no null."""
     return {
-        name: value.encode("utf-8", "backslashreplace")
-        if isinstance(value, str)
-        else _ENCODE(value)
+        _bytes(name): _bytes(value if isinstance(value, str) else _ENCODE(value))
         for name, value in row.items()
         if value is not None
     }
+
+
+def _bytes(text: str) -> bytes:
+    """Return text in UTF-8; half of a surrogate pair, which JSON may have, is written as JSON writes it."""
+    return text.encode("utf-8", "backslashreplace")

@@ -163,6 +163,7 @@ class _Writing:
             positions |= bounds[1]
         while not self.run.is_stopped:
             if pending is None:
+                self._note_new_partitions(positions)
                 pending = self._next(positions)
                 if pending is None:
                     yield self._status("idle", positions)
@@ -171,6 +172,14 @@ class _Writing:
                 self.progress.begin(pending)
             pending = self._write(pending, positions)
             yield self._status("writing", positions)
+
+    def _note_new_partitions(self, positions: dict[int, int]) -> None:
+        """Note where partitions begin that were not known: what is removed from there on is missed, and not passed over."""
+        bounds = enumerate(self.batches.bounds())
+        new = {partition: start for partition, (start, _) in bounds if partition not in positions}
+        if new:
+            self.progress.add_partitions(new)
+            positions |= new
 
     def _next(self, positions: dict[int, int]) -> ReadRecords | None:
         """Read on; None where there is no record now."""
