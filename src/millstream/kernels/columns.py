@@ -28,6 +28,7 @@ def constant(
 
 def filter_rows(rows: pl.DataFrame, mask: Bools) -> pl.DataFrame:
     """Return the rows at which the mask is true; all of them without copying."""
+    assert len(mask) == rows.height, "the mask has a value for each row"
     if mask.all():
         return rows
     kept = pl.Series(mask)

@@ -32,7 +32,8 @@ def _send(log_folder, *pairs):
         log.create_topic("t", exist_ok=True)
         with log.producer() as producer:
             for key, row in pairs:
-                producer.send("t", None if row is None else json.dumps(row).encode(), key=key)
+                raw = isinstance(row, bytes) or row is None
+                producer.send("t", row if raw else json.dumps(row).encode(), key=key)
 
 
 def _run(server, log, **options):
@@ -83,6 +84,16 @@ def test_half_a_surrogate_pair_is_written_wherever_it_is(tmp_path, server, clien
     assert _run(server, log, **how).records == 1
     found = client.hgetall("u:a") if "hashes" in how else client.xrange("u:a")[0][1]
     assert found == {"text": r"\ud800", "list": r'["\ud800"]', r"\ud801": "1"}
+
+
+def test_numbers_keep_the_digits_that_they_came_with(tmp_path, server, client):
+    log = tmp_path / "log"
+    raw = b'{"a":12345678901234567.89,"b":1.10,"c":[{"d":-0.0,"e":9007199254740993.5}],"f":1e2}'
+    deep = b'{"a":' + b"[" * 700 + b"1.5" + b"]" * 700 + b"}"
+    _send(log, (b"a", raw), (b"deep", deep))
+    assert _run(server, log, hashes="u:").dead <= 1  # how deep is too deep depends on the stack
+    found = {"a": "12345678901234567.89", "b": "1.10", "f": "1e2"}
+    assert client.hgetall("u:a") == {**found, "c": '[{"d":-0.0,"e":9007199254740993.5}]'}
 
 
 def test_a_name_that_is_no_stream_is_refused_and_nothing_is_noted(tmp_path, server, client):

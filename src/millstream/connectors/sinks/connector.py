@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 SinkGuarantee = Literal["transaction", "key", "at least once"]
 
@@ -38,6 +38,17 @@ class SinkRecord:
     key: bytes | None
     value: bytes | None
     row: Mapping[str, Any] | None
+
+
+class WrittenNumber(float):
+    """A number of a row that is no whole one, and ``text``, as the record has it: a float would round longer ones."""
+
+    text: str
+
+    def __new__(cls, text: str) -> Self:
+        made = super().__new__(cls, text)
+        made.text = text
+        return made
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from millstream.client.log import EventLog
 from millstream.client.reader import Reader
-from millstream.connectors.sinks.connector import RefusedRecord, SinkRecord
+from millstream.connectors.sinks.connector import RefusedRecord, SinkRecord, WrittenNumber
 from millstream.errors import ConflictError, OffsetOutOfRangeError
 
 _COLUMNS = ("offset", "timestamp", "key", "value", "headers")
@@ -145,7 +145,7 @@ def _add(found: ReadRecords, record: SinkRecord, headers: list[dict[str, Any]] |
 
 def _row(value: bytes) -> dict[str, Any]:
     try:
-        row = json.loads(value.decode(), parse_constant=_refuse_constant, parse_float=_finite)
+        row = json.loads(value.decode(), parse_constant=_refuse_constant, parse_float=_number)
     except UnicodeDecodeError:
         raise ValueError("the value is no UTF-8, and a sink takes JSON objects") from None
     except ValueError as error:
@@ -155,8 +155,8 @@ def _row(value: bytes) -> dict[str, Any]:
     raise ValueError(f"the value is JSON, but a {type(row).__name__}, and a sink takes objects")
 
 
-def _finite(text: str) -> float:
-    number = float(text)
+def _number(text: str) -> WrittenNumber:
+    number = WrittenNumber(text)
     if math.isinf(number):
         raise ValueError(f"{text[:40]} is a number too large")
     return number

@@ -30,12 +30,14 @@ from millstream.connectors.sinks.connector import (
     SinkOpening,
     SinkRecord,
     WrittenBatch,
+    WrittenNumber,
 )
 from millstream.connectors.sinks.sink_note import BatchNote
 from millstream.connectors.sinks.sink_password import SINK_PASSWORD_VARIABLE, sink_password
 from millstream.errors import ConfigError, FencedError, RetriableError
 from millstream.redis_client import open_redis, shown_redis_address, translated_redis_errors
 
+_TOO_DEEP = "its lists and objects are nested too deeply"
 _ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
@@ -148,7 +150,10 @@ class RedisWriter:
             return _refused(
                 record, "its hash would have the name of the sink's own. Give other hashes="
             )
-        fields = None if record.row is None else _fields(record.row)
+        try:
+            fields = None if record.row is None else _fields(record.row)
+        except RecursionError:
+            return _refused(record, _TOO_DEEP)
         if fields == {}:
             return _refused(
                 record, "it has no field that is not null, and Redis keeps no empty hash"
@@ -162,7 +167,10 @@ class RedisWriter:
         """Add an entry to the stream; return why, if that cannot be."""
         if record.row is None:
             return _refused(record, "it is a tombstone, and a stream has nothing to delete")
-        fields = _fields(record.row)
+        try:
+            fields = _fields(record.row)
+        except RecursionError:
+            return _refused(record, _TOO_DEEP)
         if not fields:
             return _refused(
                 record, "it has no field that is not null, and Redis takes no empty entry"
@@ -198,10 +206,22 @@ def _refused(record: SinkRecord, reason: str) -> RefusedRecord:
 def _fields(row: Any) -> dict[bytes, bytes]:
     """Return the fields of a row: text as it is, other values as JSON, and no null."""
     return {
-        _bytes(name): _bytes(value if isinstance(value, str) else _ENCODE(value))
+        _bytes(name): _bytes(value if isinstance(value, str) else _json(value))
         for name, value in row.items()
         if value is not None
     }
+
+
+def _json(value: Any) -> str:
+    """Return a value as JSON, its numbers with all digits that the record has."""
+    if isinstance(value, WrittenNumber):
+        return value.text
+    if isinstance(value, dict):
+        members = (f"{_ENCODE(name)}:{_json(member)}" for name, member in value.items())
+        return f"{{{','.join(members)}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_json, value))}]"
+    return _ENCODE(value)
 
 
 def _bytes(text: str) -> bytes:
