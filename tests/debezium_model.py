@@ -86,6 +86,8 @@ class Tables:
         known = table.get(change.key)
         if change.before is not None:
             known = table.pop(change.before, None)
+            if known is not None:  # a row that moves is deleted under the key that it had
+                self.gone[change.topic] = change.before, known
         elif change.carry_from is not None and self.ordered:
             key, row = self.gone.get(change.topic, (None, None))
             known = table.get(change.carry_from, row if key == change.carry_from else None)

@@ -23,7 +23,7 @@ from debezium_model import (
     states_by_batch,
 )
 from example_counts import some
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import millstream as ms
@@ -115,6 +115,7 @@ def test_transactions_that_overtake_the_snapshot_come_after_it_all_the_same(
 
 @settings(max_examples=some(6))
 @given(seed=SEEDS, batches=BATCHES)
+@example(seed=137420, batches=1)  # what is sent again carries from a row that is no longer the last
 def test_without_transactions_a_table_of_one_partition_follows_each_record(seed, batches):
     source = source_of(seed, transactions=False)
     inputs = {topic: source.snapshot[topic] + source.topics[topic] for topic in TOPICS}
