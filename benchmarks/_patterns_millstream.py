@@ -1,4 +1,6 @@
-"""The row patterns cep0 to cep3 on Millstream. One process runs those that it is told.
+"""The row patterns cep0 to cep3 on Millstream, on Spark or, with ``local`` as second argument, on the engine without a JVM.
+
+One process runs those that it is told.
 
 Matches go to a function that does nothing with them, or into a dataset if they are kept. Flink's ``WITHIN`` leaves out what is
 just as long, so that of cep3 is a millisecond shorter here: events are at whole milliseconds.
@@ -7,6 +9,7 @@ just as long, so that of cep3 is a millisecond shorter here: events are at whole
 from __future__ import annotations
 
 import shutil
+import sys
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -78,7 +81,9 @@ def main() -> None:
     spec = Spec.read()
     log = spec.folder / spec.log
     shutil.rmtree(log / "apps", ignore_errors=True)
-    ms.App("session", log=log).spark_session(cores=CORES)
+    engine = "local" if "local" in sys.argv[2:] else "spark"
+    if engine == "spark":
+        ms.App("session", log=log).spark_session(cores=CORES)
 
     def run(query: str, number: int, kept: bool) -> None:  # noqa: FBT001 - as it is called
         app = ms.App(f"{query}-{number}", log=log)
@@ -95,7 +100,8 @@ def main() -> None:
         else:
             found.foreach(discard)
         rows = -(-spec.records // spec.batches)
-        app.run(until="caught-up", cores=CORES, rows_per_batch=rows, show=False)
+        options = {"cores": CORES} if engine == "spark" else {"engine": engine}
+        app.run(until="caught-up", rows_per_batch=rows, show=False, **options)
 
     run_passes(spec, run)
 

@@ -1,7 +1,7 @@
 """Row patterns over bids of an auction, beside PyFlink's MATCH_RECOGNIZE: cep0 to cep3 of the Nexmark project.
 
     python benchmarks/patterns.py [--events 50000] [--batches 4] [--rounds 1] [--queries cep0,cep1,cep2,cep3]
-        [--flink-python PATH] [--cache FOLDER] [--only millstream]
+        [--flink-python PATH] [--cache FOLDER] [--only millstream] [--local]
 
 cep0: a price of a bidder in an auction that falls, and rises again. cep1 and cep2: the longest runs of bids whose mean price is below
 10,000, past the last row or to the next one. cep3: a price that drops by more than 50 within 5 seconds (``A B* C``).
@@ -9,7 +9,8 @@ cep0: a price of a bidder in an auction that falls, and rises again. cep1 and ce
 Bids are those of ``nexmark.py``, but one each millisecond: so their order is that of time alone, and matches are the same in every
 engine. Each engine is one process, reads the same JSON (ours from the log, Flink from files) and takes each query twice: the first
 pass keeps the matches, which are compared, and the second is measured. At the end comes one bid an hour later in each part, which
-lets the time of all others pass. CPU seconds are of the whole process tree.
+lets the time of all others pass. CPU seconds are of the whole process tree. ``--local`` also takes our engine without a JVM,
+one process as Flink's is.
 """
 
 from __future__ import annotations
@@ -87,18 +88,30 @@ def matches(engine: str, query: str, out: Path) -> pl.DataFrame:
     return found.select(COLUMNS).sort(COLUMNS)
 
 
-def compared(query: str, out: Path) -> str:
-    """Say whether both engines have the same matches."""
-    ours, theirs = matches("millstream", query, out), matches("flink", query, out)
-    if ours.equals(theirs):
-        return f"{query}: {ours.height:,} matches, the same"
-    added, missing = (
-        a.join(b, on=COLUMNS, how="anti") for a, b in ((ours, theirs), (theirs, ours))
-    )
-    return (
-        f"{query}: {ours.height:,} matches, Flink {theirs.height:,}; only ours {added.height:,}, such as "
-        f"{added.head(3).rows()}; only Flink's {missing.height:,}, such as {missing.head(3).rows()}"
-    )
+def compared(query: str, folder: Path, engines: list[str]) -> str:
+    """Say whether all engines have the same matches."""
+    first, *others = engines
+    ours = matches(first, query, folder / f"out-{first}")
+    said = [f"{query}: {ours.height:,} matches"]
+    for engine in others:
+        theirs = matches(engine, query, folder / f"out-{engine}")
+        if ours.equals(theirs):
+            said.append(f"{engine}: the same")
+            continue
+        added, missing = (
+            a.join(b, on=COLUMNS, how="anti") for a, b in ((ours, theirs), (theirs, ours))
+        )
+        said.append(
+            f"{engine} {theirs.height:,}: only {first} {added.height:,}, such as {added.head(3).rows()}; "
+            f"only {engine} {missing.height:,}, such as {missing.head(3).rows()}"
+        )
+    return "; ".join(said)
+
+
+def command(engine: str, python: str, spec: Spec) -> list[str]:
+    """Return what runs an engine's passes."""
+    program = HERE / ("_patterns_flink.py" if engine == "flink" else "_patterns_millstream.py")
+    return [python, str(program), spec.to_argument(), *(["local"] if engine == "local" else [])]
 
 
 def main() -> None:
@@ -111,38 +124,48 @@ def main() -> None:
     parser.add_argument("--queries", default=",".join(QUERIES))
     parser.add_argument("--flink-python")
     parser.add_argument("--cache", type=Path, default=Path("benchmark-cache"))
-    parser.add_argument("--only", choices=("millstream", "flink"))
+    parser.add_argument("--only", choices=("millstream", "local", "flink"))
+    parser.add_argument("--local", action="store_true")
     options = parser.parse_args()
-    engines = [options.only] if options.only else ["millstream", "flink"]
-    pythons = {"millstream": sys.executable}
+    engines = ["millstream", *(["local"] if options.local else []), "flink"]
+    engines = [options.only] if options.only else engines
+    pythons = dict.fromkeys(engines, sys.executable)
     if "flink" in engines:
         pythons["flink"] = flink_python(options)
     folder, queries = made_input(options.cache, options.events), options.queries.split(",")
-    out = folder / "out"
-    out.mkdir(exist_ok=True)
     cpu: dict[tuple[str, str], list[float]] = {}
     for round_number in range(options.rounds):
         kinds = [(query, kept) for kept in (True, False) for query in queries]
         for engine in engines if round_number % 2 == 0 else engines[::-1]:
+            out = folder / f"out-{engine}"
+            out.mkdir(exist_ok=True)
             spec = Spec(folder, "log", out, kinds, options.batches, options.events, [])
-            passes, _ = run_measured(
-                [pythons[engine], str(HERE / f"_patterns_{engine}.py"), spec.to_argument()]
-            )
+            passes, _ = run_measured(command(engine, pythons[engine], spec))
             for one in passes:
                 print(f"  {engine} {one['query']}: {one['cpu_s']:.2f} CPU-s", flush=True)
                 if not one["kept"]:
                     cpu.setdefault((engine, one["query"]), []).append(one["cpu_s"])
     if len(engines) > 1:
         for query in queries:
-            print(compared(query, out))
-    rows = []
-    for query in queries:
-        ours, theirs = cpu.get(("millstream", query), []), cpu.get(("flink", query), [])
-        ratios = [b / a for a, b in zip(ours, theirs, strict=False)]
-        rate = [options.events / one for one in ours]
-        rows.append([query, *(spread(one) if one else "-" for one in (ours, theirs, rate, ratios))])
-    header = ["query", "ours, CPU-s", "Flink, CPU-s", "ours, events per CPU-s", "Flink / ours"]
-    table(f"{options.events:,} events, second pass", header, rows)
+            print(compared(query, folder, engines))
+    report(options.events, queries, engines, cpu)
+
+
+def report(
+    events: int, queries: list[str], engines: list[str], cpu: dict[tuple[str, str], list[float]]
+) -> None:
+    """Print a table for each of our engines."""
+    titles = {"millstream": "on Spark", "local": "without a JVM", "flink": "Flink"}
+    for engine in [one for one in engines if one != "flink"] or ["flink"]:
+        rows = []
+        for query in queries:
+            ours, theirs = cpu.get((engine, query), []), cpu.get(("flink", query), [])
+            ratios = [b / a for a, b in zip(ours, theirs, strict=False)]
+            rate = [events / one for one in ours]
+            columns = (ours, theirs, rate, ratios)
+            rows.append([query, *(spread(one) if one else "-" for one in columns)])
+        header = ["query", "ours, CPU-s", "Flink, CPU-s", "ours, events per CPU-s", "Flink / ours"]
+        table(f"{events:,} events, second pass, {titles[engine]}", header, rows)
 
 
 if __name__ == "__main__":

@@ -9,3 +9,25 @@ Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
 Float64s = npt.NDArray[np.float64]
+
+
+def stable_order(numbers: Int64s) -> Int64s:
+    """Return the places of numbers in rising order, equal ones as they stand; for numbers of groups: from 0, and not many more than places.
+
+    It sorts number and place as one whole number, which takes a seventh of the time of ``argsort(kind="stable")``
+    (62,500 numbers, NumPy 2.3 with AVX-512): a plain sort is vectorised, a stable one of places is not.
+    """
+    count = len(numbers)
+    if not count:
+        return np.zeros(0, np.int64)
+    assert numbers.min() >= 0 and numbers.max() < np.iinfo(np.int64).max // count, "numbers of groups"
+    together = numbers * count + np.arange(count)
+    together.sort()
+    places: Int64s = together % count
+    return places
+
+
+def first_places(numbers: Int64s) -> Int64s:
+    """Return where each number occurs first, for numbers that are counted from 0 in the order of their first places."""
+    most = np.maximum.accumulate(numbers)
+    return np.flatnonzero(np.diff(most, prepend=-1))

@@ -43,3 +43,12 @@ def gather_rows(rows: pl.DataFrame, indices: npt.NDArray[np.int64]) -> pl.DataFr
         return rows[indices]
     places = pl.Series(indices.astype(np.uint32))
     return pl.DataFrame([column[places] for column in rows.iter_columns()])
+
+
+def is_among(values: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> Bools:
+    """Return which values are among those that are wanted; both of one type, in any order, and with repetitions."""
+    if len(values) <= _BY_COLUMN_ROWS_MAX:
+        return np.isin(values, wanted)
+    # NumPy sorts both together; the hash table of polars takes a fifth of the time.
+    found: Bools = pl.Series(values).is_in(pl.Series(wanted).implode()).to_numpy()
+    return found

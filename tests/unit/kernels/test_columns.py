@@ -11,7 +11,7 @@ from example_counts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.kernels.columns import constant, filter_rows, gather_rows
+from millstream.kernels.columns import constant, filter_rows, gather_rows, is_among
 
 VALUES = {
     "number": (pl.Int64, [1, None, -5, 2**62]),
@@ -78,3 +78,12 @@ def test_a_constant_is_its_value_in_each_row(name, height):
         assert (column.name, column.dtype, len(column)) == ("c", dtype, height)
         one = pl.Series("c", [value], dtype=dtype)
         assert height == 0 or column.equals(pl.concat([one] * height), null_equal=True)
+
+
+@pytest.mark.parametrize("height", HEIGHTS)
+def test_values_are_found_among_others(height):
+    dice = np.random.default_rng(height)
+    values = dice.integers(0, 2**64, height, dtype=np.uint64)
+    for wanted in (values[::3], np.concatenate([values[:2], values[:2]]), values[:0]):
+        there = set(wanted.tolist())
+        assert is_among(values, wanted).tolist() == [one in there for one in values.tolist()]

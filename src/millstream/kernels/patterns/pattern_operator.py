@@ -22,7 +22,7 @@ import polars as pl
 
 from millstream.kernels.arrays import Float64s
 from millstream.kernels.changes import concat_present
-from millstream.kernels.columns import filter_rows
+from millstream.kernels.columns import filter_rows, is_among
 from millstream.kernels.frames import HASH, SPLIT, TIME, WATERMARK_SEEN
 from millstream.kernels.joins.join_operator import add_late_rows, take_in_time
 from millstream.kernels.joins.versions import TIE, row_order
@@ -247,7 +247,7 @@ class PatternBatch:
         found = [hashes[self.operator.may_begin(due).to_numpy()]]
         if known.entries is not None:
             found.append(known.entries[HASH].to_numpy())
-        candidates = filter_rows(due, np.isin(hashes, np.concatenate(found)))
+        candidates = filter_rows(due, is_among(hashes, np.concatenate(found)))
         return candidates if candidates.height else None
 
     @abstractmethod

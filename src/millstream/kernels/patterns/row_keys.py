@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from millstream.kernels.arrays import Bools, Int64s
+from millstream.kernels.arrays import Bools, Int64s, first_places, stable_order
 from millstream.kernels.changes import group_numbers
 from millstream.kernels.frames import HASH, TIME
 from millstream.kernels.patterns import row_tables as t
@@ -54,7 +54,7 @@ class RowPatternBatch:
         numbers = group_numbers(every, key)
         of_rows, of_entries = numbers[: rows.height], numbers[rows.height :]
         groups = int(numbers.max(initial=-1)) + 1
-        order = np.lexsort((rows[_NUMBER].to_numpy(), of_rows))
+        order = stable_order(of_rows)
         held_of = np.bincount(of_rows[rows[_NUMBER].to_numpy() != _NEW], minlength=groups)
         rows_of = np.concatenate([[0], np.cumsum(np.bincount(of_rows, minlength=groups))])
         keys = np.zeros((groups, len(_ENTRY)), np.int64)
@@ -63,14 +63,15 @@ class RowPatternBatch:
                 keys[of_entries, place] = known.entries[name].to_numpy()
         keys[:, t.NEXT_START] += rows_of[:-1]
         keys[:, t.MATCHED_UNTIL] += rows_of[:-1]
-        _, first = np.unique(numbers, return_index=True)
+        ordered = rows[order]
+        assert _rise_within(ordered[_NUMBER].to_numpy(), of_rows[order]), "state keeps their order"
         return cls(
             key=key,
-            rows=rows[order],
+            rows=ordered,
             group=of_rows[order],
             rows_of=rows_of.astype(np.int64),
             new_from=(rows_of[:-1] + held_of).astype(np.int64),
-            key_columns=every[first],
+            key_columns=every[first_places(numbers)],
             keys=keys,
         )
 
@@ -128,3 +129,8 @@ class RowPatternBatch:
         """Return which keys have a row where the next match may begin, or a last row, and which row that is."""
         has_rows = np.flatnonzero(np.diff(self.rows_of))
         return has_rows, np.minimum(keys[has_rows, t.NEXT_START], self.rows_of[has_rows + 1] - 1)
+
+
+def _rise_within(numbers: Int64s, groups: Int64s) -> bool:
+    """Return whether numbers don't fall within a group; rows of a group are together."""
+    return bool(((numbers[1:] >= numbers[:-1]) | (groups[1:] != groups[:-1])).all())

@@ -24,6 +24,9 @@ from millstream.kernels.patterns.row_pattern import sets_of
 from millstream.kernels.patterns.row_references import RowReference, references_in
 from millstream.kernels.patterns.tables import Places
 
+_SUMS = ("count", "sum", "mean")
+_EXACT_MAX = 2**53
+
 RowsPerMatch = Literal["one", "all", "all_omit_empty", "all_with_unmatched"]
 
 
@@ -213,6 +216,10 @@ class _Emitted:
         dtype = reference.dtype(dict(self.measures.columns))
         if reference.kind == "count" and reference.column is None:
             return pl.Series(members.seen, dtype=pl.Int64)
+        if reference.kind in _SUMS:
+            exact = members.exact(reference, dtype)
+            if exact is not None:
+                return exact
         running = members.running(reference, dtype)
         some = members.seen > 0
         place = np.where(some, members.first + members.seen - 1, 0)
@@ -269,6 +276,30 @@ class _Members:
             return np.zeros(len(member), np.int64)
         depth: Int64s = self.depth[np.minimum(member, len(self.depth) - 1)]
         return depth
+
+    def exact(self, reference: RowReference, dtype: pl.DataType) -> pl.Series | None:
+        """Return count, sum or mean of whole numbers as the difference of two sums over all members; None where it might round.
+
+        A running sum in floats, as the matcher has it, is exact up to 2**53, too: so both are the same number.
+        """
+        rows = self.emitted.found.rows
+        assert reference.column is not None
+        column = rows[reference.column]
+        if not column.dtype.is_integer():
+            return None
+        values = column[self.emitted.found.matches[self.match, t.START] + self.depth]
+        least, most = values.min(), values.max()
+        if max(-int(least or 0), int(most or 0)) * values.len() >= _EXACT_MAX:
+            return None
+        until = self.first + self.seen
+        counts = np.concatenate([[0], np.cumsum(values.is_not_null().to_numpy())])
+        counted = counts[until] - counts[self.first]
+        if reference.kind == "count":
+            return pl.Series(counted, dtype=pl.Int64).cast(dtype)
+        sums = np.concatenate([[0], np.cumsum(values.fill_null(0).to_numpy(), dtype=np.int64)])
+        total = sums[until] - sums[self.first]
+        made = pl.Series(total / np.maximum(counted, 1) if reference.kind == "mean" else total)
+        return made.cast(dtype).zip_with(pl.Series(counted > 0), pl.Series([None], dtype=dtype))
 
     def running(self, reference: RowReference, dtype: pl.DataType) -> pl.Series:
         """Return an aggregate of the members of each match up to each member; of a list, the members' values."""

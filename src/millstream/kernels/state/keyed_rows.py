@@ -167,7 +167,11 @@ def _without(hashes: Hashes, others: Hashes) -> Hashes:
     """Return the hashes (sorted, distinct) that are not among others."""
     if np.array_equal(hashes, others):
         return hashes[:0]
-    return np.setdiff1d(hashes, sorted_distinct(others), assume_unique=True)
+    if not len(others):
+        return hashes
+    rising = np.sort(others)
+    places = np.minimum(np.searchsorted(rising, hashes), len(rising) - 1)
+    return hashes[rising[places] != hashes]
 
 
 def _without_marks(rows: pl.DataFrame) -> pl.DataFrame | None:
