@@ -116,6 +116,33 @@ def test_a_small_batch_is_fetched_whole_and_of_a_large_one_only_names_and_messag
     assert not spark.sparkContext._jsc.sc().getPersistentRDDs().size()
 
 
+def test_rows_are_not_kept_after_a_small_batch_and_read_again_if_they_are_large(spark):
+    blocks, persisted = FrameBlocks(sources_repeat=True), spark.sparkContext._jsc.sc
+    small = [(9, bucket, bytes([65 + bucket]) * 9) for bucket in range(3)]
+    kept = []
+    for rows in (small, small, ROWS, ROWS, small, small):
+        assert by_bucket(blocks.read(frames_of(spark, rows))) == sorted(rows)
+        kept.append(persisted().getPersistentRDDs().size())
+        blocks.remove_batch()
+    assert kept == [1, 0, 1, 1, 1, 0]
+
+
+def test_sources_with_state_of_sparks_own_are_read_once(spark):
+    blocks, calls = FrameBlocks(), spark.sparkContext.accumulator(0)
+
+    def counted(batches):
+        for batch in batches:
+            calls.add(batch.num_rows)
+            yield batch
+
+    rows = [(9, 0, b"small")]
+    for number in range(1, 4):
+        frames = frames_of(spark, rows)
+        assert by_bucket(blocks.read(frames.mapInArrow(counted, frames.schema))) == rows
+        blocks.remove_batch()
+        assert calls.value == number
+
+
 def echo(work):
     """Give back the checksum of every frame, and then a row for each bucket."""
     for each in work:

@@ -20,7 +20,8 @@ def stable_order(numbers: Int64s) -> Int64s:
     count = len(numbers)
     if not count:
         return np.zeros(0, np.int64)
-    assert numbers.min() >= 0 and numbers.max() < np.iinfo(np.int64).max // count, "numbers of groups"
+    assert numbers.min() >= 0, "numbers of groups"
+    assert numbers.max() < np.iinfo(np.int64).max // count, "numbers of groups"
     together = numbers * count + np.arange(count)
     together.sort()
     places: Int64s = together % count

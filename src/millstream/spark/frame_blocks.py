@@ -23,7 +23,7 @@ import pickle
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -36,7 +36,7 @@ from millstream.kernels.frames import PORT_LEDGER, PORT_TIME, Frame, FrameRow
 from millstream.spark.data_source import FRAME_SCHEMA
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 PORT_RESULT = -1  # what a task returns besides frames, which always goes to the driver
 _MESSAGE_PORTS = (PORT_TIME, PORT_LEDGER, PORT_RESULT)
@@ -96,25 +96,51 @@ class _BlockName(NamedTuple):
 
 @dataclass
 class FrameBlocks:
-    """The frames of the batch in hand. Not thread-safe: batches run one at a time."""
+    """The frames of the batch in hand. Not thread-safe: batches run one at a time.
 
+    ``sources_repeat``: what makes the rows of a batch from its sources may run twice, as it has no state of Spark's own.
+    """
+
+    sources_repeat: bool = False
     _tables: list[DataFrame] = field(default_factory=list)
+    _session: SparkSession | None = None
+    _was_small: bool = False  # the last batch had no large frame when it was read
+
+    def read(self, frames: DataFrame) -> list[FrameRow]:
+        """Return the rows of a batch from its sources, as :meth:`collect` does.
+
+        After a batch without large frames Spark doesn't keep the rows of the next one, which takes it as long as reading a
+        thousand. If that one has large frames, it is read again.
+        """
+        if self._was_small and self.sources_repeat:
+            unkept = frames.withColumn(_NUMBER, F.lit(0).cast("long"))
+            rows = self._index(unkept, table=0)
+            if not any(True for _ in _names(rows)):
+                return rows
+        rows = self._kept(frames)
+        self._was_small = not any(True for _ in _names(rows))
+        return self._small_whole(rows)
 
     def collect(self, frames: DataFrame) -> list[FrameRow]:
         """Have Spark make the rows of frames and keep them; return those rows, with the large ones by name."""
+        return self._small_whole(self._kept(frames))
+
+    def _kept(self, frames: DataFrame) -> list[FrameRow]:
         table = len(self._tables)
         kept = frames.withColumn(_NUMBER, F.monotonically_increasing_id())
         self._tables.append(kept.persist(StorageLevel.MEMORY_AND_DISK))
-        named, frame = _is_named(), F.col("frame")
-        index: list[Any] = kept.select(
-            "port",
-            "bucket",
-            _NUMBER,
-            F.length(frame),
-            F.when(named, F.crc32(frame)),
-            F.when(~named, frame),
-        ).collect()
-        rows = [
+        return self._index(kept, table)
+
+    def _small_whole(self, rows: list[FrameRow]) -> list[FrameRow]:
+        """Return rows with their frames, if these are not much together."""
+        small = sum(self.size_bytes(row.frame) for row in rows) <= _FETCHED_BYTES_MAX
+        return self.get(rows) if small else rows
+
+    def _index(self, kept: DataFrame, table: int) -> list[FrameRow]:
+        """Return the rows of a table, with the large frames by name."""
+        self._session = kept.sparkSession
+        index: list[Any] = kept.select(*self._index_columns).collect()
+        return [
             FrameRow(
                 port,
                 bucket,
@@ -124,8 +150,19 @@ class FrameBlocks:
             )
             for port, bucket, number, size, checksum, whole in index
         ]
-        small = sum(self.size_bytes(row.frame) for row in rows) <= _FETCHED_BYTES_MAX
-        return self.get(rows) if small else rows
+
+    @cached_property
+    def _index_columns(self) -> tuple[Column, ...]:
+        """The columns of the index. Made once: to make them is a dozen calls to the JVM, for each batch."""
+        named, frame = _is_named(), F.col("frame")
+        return (
+            F.col("port"),
+            F.col("bucket"),
+            F.col(_NUMBER),
+            F.length(frame),
+            F.when(named, F.crc32(frame)),
+            F.when(~named, frame),
+        )
 
     def size_bytes(self, frame: Frame) -> int:
         """Return the size of the frame that this is, or names."""
@@ -188,8 +225,7 @@ class FrameBlocks:
         """
         part_of = {work.bucket: number for number, part in enumerate(parts) for work in part}
         tables = {name.table for part in parts for work in part for name in _names(work.rows)}
-        assert self._tables, "the sources have been collected"
-        session = self._tables[0].sparkSession
+        assert self._session is not None, "the sources have been read"
         packed = [pickle.dumps(list(part)) for part in parts]
         numbers = range(len(parts))
         work = pa.table(
@@ -200,7 +236,7 @@ class FrameBlocks:
                 "frame": pa.array(packed, pa.binary()),
             }
         )
-        rows = session.createDataFrame(work, _WORK_SCHEMA)
+        rows = self._session.createDataFrame(work, _WORK_SCHEMA)
         # One call to the JVM, however many buckets there are.
         places = ",".join(str(part_of.get(bucket, 0)) for bucket in range(max(part_of) + 1))
         part = F.expr(f"get(array({places}), bucket)").alias(_PART)

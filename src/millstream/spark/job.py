@@ -90,7 +90,9 @@ def _make_sink(begun: BegunRun) -> CommitSink:
         DeadLetterShare(options.dead_max, options.on_alarm),
         SkewWatch(options.on_notice),
         partial(planned_offset, job.folder / "checkpoint"),
-        None if share else FrameBlocks(),
+        None
+        if share
+        else FrameBlocks(sources_repeat=not (begun.plan.frames or begun.plan.natives)),
         begun.checkpoint.save,
         rows_max=options.rows_per_batch,
     )

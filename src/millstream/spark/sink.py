@@ -24,7 +24,7 @@ class CommitSink(BatchRunner):
         self.run(batch_id, lambda: self._collect(frames))
 
     def _collect(self, frames: DataFrame) -> Sequence[FrameRow]:
-        return collect(frames) if self.blocks is None else self.blocks.collect(frames)
+        return collect(frames) if self.blocks is None else self.blocks.read(frames)
 
 
 def collect(frames: DataFrame) -> Sequence[FrameRow]:

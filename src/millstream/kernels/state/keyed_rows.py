@@ -171,7 +171,8 @@ def _without(hashes: Hashes, others: Hashes) -> Hashes:
         return hashes
     rising = np.sort(others)
     places = np.minimum(np.searchsorted(rising, hashes), len(rising) - 1)
-    return hashes[rising[places] != hashes]
+    left: Hashes = hashes[rising[places] != hashes]
+    return left
 
 
 def _without_marks(rows: pl.DataFrame) -> pl.DataFrame | None:

@@ -38,7 +38,9 @@ def test_they_are_those_of_python(size, monkeypatch):
     taken = []
     exact = row_measures._Members.exact
     monkeypatch.setattr(
-        row_measures._Members, "exact", lambda *given: (taken.append(made := exact(*given)), made)[1]
+        row_measures._Members,
+        "exact",
+        lambda *given: (taken.append(made := exact(*given)), made)[1],
     )
     dice = random.Random(size)
     rows = [
