@@ -285,7 +285,7 @@ class _Members:
         rows = self.emitted.found.rows
         assert reference.column is not None
         column = rows[reference.column]
-        if not column.dtype.is_integer():
+        if not column.dtype.is_integer() or column.dtype in (pl.Int128, pl.UInt128):
             return None
         values = column[self.emitted.found.matches[self.match, t.START] + self.depth]
         least, most = values.min(), values.max()
