@@ -7,7 +7,7 @@ each record left by which exit, and the rows of the view by key.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from typing import NamedTuple
 
 import session_model
@@ -149,9 +149,9 @@ def sessions(records, gap=15):
     late = {n for each in found.values() for n in each.late}
     cost = {one.n: one.cost for one in records}
     rows = {
-        (ad, start): (len(values), sum(cost[n] for n in values))
+        (ad, start): (len(values), sum(cost[n] for n in values), end, overlaps)
         for ad, each in found.items()
-        for start, _, _, _, values in each.closed
+        for start, end, _, overlaps, values in each.closed
     }
     return {one.n: {"late" if one.n in late else "held": 1} for one in records}, rows
 
@@ -175,13 +175,22 @@ def pairs(records, *, alone=False):
 
 
 def as_of(records):
-    """Cheap records find the latest dear one of their ad that is not after them."""
+    """Cheap records find the latest dear one of their ad that is not after them.
+
+    A dear one that is late counts for those that its partition's watermark, less the lateness, had not passed.
+    """
     exits = {one.n: {"late" if below(one) else "held": 1} for one in records}
-    dear = [one for one in records if one.cost > 1 and not below(one)]
+    dear = [
+        (one, one.watermark - LATENESS_S if below(one) else one.at)
+        for one in records
+        if one.cost > 1
+    ]
     rows = {}
     for one in records:
         if one.cost <= 1 and not below(one):
-            before = [each for each in dear if each.ad == one.ad and each.at <= one.at]
+            before = [
+                each for each, since in dear if each.ad == one.ad and since <= one.at >= each.at
+            ]
             latest = max(before, key=lambda each: each.at, default=None)
             rows[one.n,] = (latest.cost if latest else None,)
     return exits, rows
@@ -250,7 +259,7 @@ LOW_THEN_HIGH = Pattern(
 
 
 def matched(records):
-    """A row that fits no step is left out; unless its ad has a match begun, that waits for what comes."""
+    """A row that fits no step is left out where it is read; others wait, or are left out if nothing begins with them."""
     rows = {}
     for ad in {one.ad for one in records}:
         there = sorted(
@@ -260,7 +269,9 @@ def matched(records):
         for taken in matches_of(LOW_THEN_HIGH, as_rows):
             (_, first), (_, last) = taken
             rows[ad, there[first].at] = (there[last].n,)
-    return {one.n: {"late": 1} for one in records if below(one)}, rows
+    exits = {one.n: {"late": 1} for one in records if below(one)}
+    exits |= {one.n: {"filtered": 1} for one in records if one.cost in (1, 2)}
+    return exits, rows
 
 
 # ── what is asked ───────────────────────────────────────────────────────────────────────────
@@ -282,11 +293,3 @@ def behind(model, records, key):
         for place, one in enumerate(records)
         if model(records[:place] + records[place + 1 :])[1].get(key, "absent") != row
     }
-
-
-def late_at(model, records):
-    """Return how many rows of records were late."""
-    exits = Counter[str]()
-    for counts in model(records)[0].values():
-        exits.update(counts)
-    return exits["late"]

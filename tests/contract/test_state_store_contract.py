@@ -27,7 +27,12 @@ from millstream.views.coverage import BatchBoundary, CoverageSpan, OutputCoverag
 from millstream.views.schema import Fence, ViewChange, ViewSchema
 from millstream.views.sink import RunStart
 from millstream.views.state_store.program import StoredProgram
-from millstream.views.state_store.program_switch import FilledView, ProgramSwitch, RebuiltView
+from millstream.views.state_store.program_switch import (
+    ComparedProgram,
+    FilledView,
+    ProgramSwitch,
+    RebuiltView,
+)
 from millstream.views.state_store.program_tables import RunProgram
 from millstream.views.store_location import open_state_store, parse_state_store
 
@@ -171,10 +176,12 @@ def switching(place):
     return store, place.open(readonly=True), RunStart("app", "main", number, "one")
 
 
-def switch_of(*views, position=9, bucket_count=2):
-    program = StoredProgram(2, {"k": {}}, {}, ["t"], 0, {"bucket_count": bucket_count})
+def switch_of(*views, position=9, bucket_count=2, outputs=None, switched_by=None):
+    divided = {"bucket_count": bucket_count}
+    program = StoredProgram(2, {"k": {}}, {}, ["t"], 0, divided)
     beginning = RunProgram(program, {}, "2026-01-02T00:00:00Z")
-    return ProgramSwitch(beginning, {"t": {"0": position}}, {(1, 0): b"z"}, views)
+    compared = ComparedProgram(StoredProgram(2, {}, outputs or {}, [], 0, divided), switched_by)
+    return ProgramSwitch(beginning, compared, {"t": {"0": position}}, {(1, 0): b"z"}, views)
 
 
 def test_a_switch_replaces_state_program_and_views_in_one_commit(switching):
@@ -194,7 +201,9 @@ def test_a_switch_replaces_state_program_and_views_in_one_commit(switching):
     assert read.position("app") == {"t": {"0": 9}}
 
 
-@pytest.mark.parametrize("wrong", [{"position": 8}, {"bucket_count": 3}])
+@pytest.mark.parametrize(
+    "wrong", [{"position": 8}, {"bucket_count": 3}, {"outputs": {"o": {}}}, {"switched_by": 1}]
+)
 def test_a_switch_of_another_time_changes_nothing(switching, wrong):
     store, read, start = switching
     with pytest.raises(ConflictError, match="Nothing was changed"):

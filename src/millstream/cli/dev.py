@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 import click
 
 from millstream.cli.plan import print_plan
+from millstream.cli.program_error import ProgramError
 from millstream.cli.run import split_file
 from millstream.cli.tables import app_log_option, app_name_option
-from millstream.cli.watched_program import ProgramError, WatchedProgram
+from millstream.cli.watched_program import WatchedProgram
 from millstream.engine.interrupts import Interrupts, count_interrupts
 from millstream.errors import ConfigError, EnvironmentProblem, FencedError, MillstreamError
 from millstream.views.runs.control_files import stop_request_file

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import traceback
 from types import TracebackType
 
 import click
 
+from millstream.cli.program_error import ProgramError, shown_error
 from millstream.cli.tables import Choice
 from millstream.errors import MillstreamError
 
@@ -41,12 +43,15 @@ def set_log_format(log_format: str) -> None:
     threading.excepthook = _log_end_of_thread
 
 
-def print_error(error: MillstreamError) -> None:
-    """Print the error that ends a command, in the form that was asked for."""
+def print_error(error: MillstreamError, *, debug: bool = False) -> None:
+    """Print the error that ends a command, in the form that was asked for; with ``debug`` also where it was raised."""
     if sys.excepthook is _log_defect:
-        _log.error("%s", error)
-    else:
-        click.echo(f"millstream: {error}", err=True)
+        whole = debug or isinstance(error, ProgramError)
+        _log.error("%s", shown_error(error), exc_info=error if whole else None)
+        return
+    if debug:
+        traceback.print_exception(error)
+    click.echo(f"millstream: {shown_error(error)}", err=True)
 
 
 def _log_defect(

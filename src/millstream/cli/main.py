@@ -3,7 +3,8 @@
 A command lives in the module of its name and is imported when it is called, so that ``--help``
 loads no module that it does not need. An error that Millstream raises on purpose ends as
 one sentence on standard error and an exit code: 2 when the call or a setting is to be corrected, 1
-for everything else. A traceback therefore means a defect.
+for everything else. A mistake in the file of an app is shown with its place there. A traceback therefore means a defect, unless
+--debug asked for it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
 
 import click
@@ -96,17 +98,31 @@ class LazyGroup(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="millstream")
-def millstream() -> None:
+@click.option("--debug", is_flag=True, help="With an error, show Python's whole traceback, too.")
+@click.pass_context
+def millstream(context: click.Context, *, debug: bool) -> None:
     """Keep a durable event log, and process streams over it.
 
     The log is a folder. `millstream COMMAND --help` describes a command.
     """
+    if isinstance(context.obj, _Invocation):
+        context.obj.debug = debug
+
+
+@dataclass
+class _Invocation:
+    """What the options in front of a command say."""
+
+    debug: bool = False
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; print an error of ours as one sentence."""
+    asked = _Invocation()
     try:
-        code = millstream.main(list(arguments), prog_name="millstream", standalone_mode=False)
+        code = millstream.main(
+            list(arguments), prog_name="millstream", standalone_mode=False, obj=asked
+        )
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -115,7 +131,7 @@ def run(arguments: Sequence[str]) -> int:
     except MillstreamError as error:
         from millstream.cli.log_format import print_error
 
-        print_error(error)
+        print_error(error, debug=asked.debug)
         return EXIT_USAGE_ERROR if isinstance(error, ConfigError) else EXIT_FAILED
     return code if isinstance(code, int) else 0
 

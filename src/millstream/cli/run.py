@@ -15,6 +15,7 @@ from millstream.choices import did_you_mean
 from millstream.cli.kept_version import kept_sentence
 from millstream.cli.log_format import log_format_option, set_log_format
 from millstream.cli.metrics_option import metrics_option
+from millstream.cli.program_error import program_mistakes
 from millstream.cli.spark_settings import spark_settings
 from millstream.cli.tables import Choice, app_log_option, app_name_option
 from millstream.cli.token_option import door_options
@@ -212,14 +213,16 @@ def find_app(file: Path, name: str | None) -> App:
 
     Raises:
         ConfigError: there is none, there are several and none was named, or the name is not clear.
+        ProgramError: the file has a mistake.
     """
     from millstream.pipeline.app import App
 
     folder = str(file.absolute().parent)
     if folder not in sys.path:  # as Python has it for a program: what is beside it can be imported
         sys.path.insert(0, folder)
-    values = runpy.run_path(str(file), run_name="millstream_app").items()
-    apps = {variable: app for variable, app in values if isinstance(app, App)}
+    with program_mistakes(file):
+        values = runpy.run_path(str(file), run_name="millstream_app")
+    apps = {variable: app for variable, app in values.items() if isinstance(app, App)}
     if not apps:
         raise ConfigError(
             f"{file} declares no app. Write app = ms.App(…) at its top level, not inside a function."

@@ -13,6 +13,7 @@ from importlib.util import cache_from_source
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from millstream.cli.program_error import ProgramError, shown_error
 from millstream.cli.run import find_app
 from millstream.errors import MillstreamError
 
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 FileStates = dict[Path, tuple[int, int]]  # by file: when it was written, and its size
 _TICK_NS = 20_000_000  # by how much the clock of a file system may be behind
 _NOT_THE_USERS = ("site-packages", "dist-packages")
-
-
-class ProgramError(Exception):
-    """A program cannot be loaded; the text is what its author sees."""
 
 
 @dataclass
@@ -72,12 +69,12 @@ class WatchedProgram:
             app = find_app(self.file, self.name)
             if self.log is not None:
                 app.use_log(self.log)
+        except ProgramError as error:
+            self._note_mistake(error.__cause__ or error)
+            raise ProgramError(error.explained) from None
         except MillstreamError as error:
             self._note_mistake(error)
-            raise ProgramError(str(error)) from None
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a program may raise anything
-            self._note_mistake(error)
-            raise ProgramError(self._explained(error)) from None
+            raise ProgramError(shown_error(error)) from None
         finally:
             self._note_modules()
             self._loaded = self._states_read(before, began_ns)
@@ -134,12 +131,3 @@ class WatchedProgram:
         """Return whether a file is in the program's own folder, and of no library there."""
         inside = path.is_relative_to(self.file.absolute().parent)
         return inside and not any(part in _NOT_THE_USERS for part in path.parts)
-
-    def _explained(self, error: BaseException) -> str:
-        """Return the error as Python shows it, from the program's own first line on."""
-        folder = str(self.file.absolute().parent)
-        stack = traceback.extract_tb(error.__traceback__)
-        names = [str(Path(frame.filename).absolute()) for frame in stack]
-        first = next((n for n, name in enumerate(names) if name.startswith(folder)), len(stack))
-        shown = traceback.format_list(stack[first:])
-        return "".join([*shown, *traceback.format_exception_only(error)]).rstrip()

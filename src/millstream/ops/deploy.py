@@ -27,7 +27,7 @@ from millstream.client.open import open_reader
 from millstream.client.reader import Reader
 from millstream.durations import Duration
 from millstream.engine.state_place import begin_at_place, load_or_create_place
-from millstream.errors import ConfigError, CorruptionError
+from millstream.errors import ConfigError, ConflictError, CorruptionError, FencedError
 from millstream.kernels.adopted_state import StatePart, combine_state
 from millstream.kernels.plan import ForeachSinkSpec, JobPlan, TopicSinkSpec, ViewSinkSpec
 from millstream.object_store.address import state_url
@@ -83,6 +83,7 @@ from millstream.views.state_store.program_paths import ProgramPaths
 from millstream.views.state_store.program_state import ProgramOutputs, ProgramState
 from millstream.views.state_store.program_switch import (
     SWITCHED_BY,
+    ComparedProgram,
     FilledView,
     ProgramSwitch,
     RebuiltView,
@@ -184,16 +185,13 @@ def prepare(
         ConfigError: it is not possible; see :func:`deploy`.
     """
     _check_possible(app, plan, gone_ok=gone_ok, ask_again=ask_again)
-    if plan.boundary is None or (plan.verdict == "keeps" and not plan.change.moves_state):
+    if plan.compared is None or (plan.verdict == "keeps" and not plan.change.moves_state):
         return None
-    with open_state_store(app.state_store, readonly=True) as store:
-        stored = store.program(app.name, JOB)
-    assert stored is not None, "there is a boundary"
-    if stored.partitioning.get("state_buckets"):
+    if plan.compared.program.partitioning.get("state_buckets"):
         raise ConfigError(
             f"{app.name} was rescaled, and has not run since. Run it once as it was, and then deploy."
         )
-    return Deployment(app, plan, stored, same_expressions)
+    return Deployment(app, plan, plan.compared, same_expressions)
 
 
 def _check_possible(app: App, plan: ChangePlan, *, gone_ok: bool, ask_again: bool) -> None:
@@ -229,16 +227,21 @@ def _check_possible(app: App, plan: ChangePlan, *, gone_ok: bool, ask_again: boo
 class Deployment:
     """One edited app beside the state that another program has left.
 
-    ``change`` is what was planned, and ``stored`` the program that made the state. ``back``: what is rebuilt begins
-    with the version that is kept, or not at all.
+    ``change`` is what was planned, and ``compared`` what was there then. ``back``: what is rebuilt begins with the version
+    that is kept, or not at all.
     """
 
     app: App
     change: ChangePlan
-    stored: StoredProgram
+    compared: ComparedProgram
     same_expressions: bool
     keeping: Keeping = KEEPS_NOTHING
     back: bool = False
+
+    @property
+    def stored(self) -> StoredProgram:
+        """The program that made the state."""
+        return self.compared.program
 
     @property
     def folder(self) -> Path:
@@ -385,7 +388,21 @@ class Deployment:
             return store.scan(view)
 
     def switch(self) -> int:
-        """Let the new program take the place of the one before. The app is stopped. Return the run that did it."""
+        """Let the new program take the place of the one before. The app is stopped. Return the run that did it.
+
+        Raises:
+            ConflictError: the app was run or deployed meanwhile, here or on another machine.
+        """
+        try:
+            return self._switch_in_store()
+        except FencedError as error:
+            raise ConflictError(
+                f"Another run or deployment of {self.app.name} began before this one could put the new program in place. "
+                "Nothing was changed by this one. See what this program would change now (millstream plan), and deploy "
+                "again."
+            ) from error
+
+    def _switch_in_store(self) -> int:
         self.app.folder.mkdir(parents=True, exist_ok=True)  # it may have run on another machine
         with (
             open_committer(self.plan, self.app.state_store, self.app.log) as committer,
@@ -393,6 +410,8 @@ class Deployment:
                 self.app.folder, committer.state_store.newest_run(self.app.name, JOB) + 1
             ),
         ):
+            # A switch that would be refused fences nobody.
+            committer.state_store.check_unchanged(self.app.name, JOB, self.ends, self.compared)
             place = load_or_create_place(
                 self.app.name, committer.state_store, state_url(self.app.state), self.app.folder
             )
@@ -420,6 +439,8 @@ class Deployment:
         beginning: RunProgram,
     ) -> ProgramSwitch:
         live = committer.state_store
+        # From here on nobody else changes it without fencing this run: what is read below is what was planned for.
+        live.check_unchanged(self.app.name, JOB, self.ends, self.compared)
         if place is not None:
             begin_at_place(place, committer)
         keep_previous(
@@ -452,9 +473,7 @@ class Deployment:
         of_tables = self.step_fills.state(target, start.run)
         if not outputs:
             manifests = combine_state(self.plan, kept, of_tables)
-            return ProgramSwitch(
-                beginning, self.ends, manifests, filled, coverage, steps=self.stored.steps
-            )
+            return ProgramSwitch(beginning, self.compared, self.ends, manifests, filled, coverage)
         with open_state_store(self._store, readonly=True) as store:
             keys = keys_in_part(self.program, self._part(outputs))
             computed = store.state_manifests(self.app.name, JOB)
@@ -465,11 +484,11 @@ class Deployment:
         manifests = combine_state(self.plan, kept, of_tables, rebuilt)
         return ProgramSwitch(
             beginning,
+            self.compared,
             self.ends,
             manifests,
             [*views, *filled],
             {**self._coverage(beginning.at), **coverage},
-            steps=self.stored.steps,
         )
 
     def _views_to_keep(self, live: StateStore, beginning: RunProgram) -> list[str]:

@@ -30,6 +30,7 @@ from millstream.views.state_store.part_change import ProgramChange, Verdict
 from millstream.views.state_store.program import StoredProgram, buckets_of_state, find_refusals
 from millstream.views.state_store.program_change import compare_programs
 from millstream.views.state_store.program_state import ProgramOutputs, ProgramState
+from millstream.views.state_store.program_switch import SWITCHED_BY, ComparedProgram
 from millstream.views.state_store.store import StateStore
 from millstream.views.state_store.view_fill import view_paths
 from millstream.views.store_location import open_state_store, state_store_exists
@@ -86,7 +87,8 @@ class ChangePlan:
     records that it needs. A part that reads nothing but tables needs the last record of each key alone.
     ``starts``: where a rebuild was asked to begin; None for the start of the log. ``filled``: the views for which no
     record is read again, as another view has all that they need. ``tables``: those of whose state steps are filled. ``asking``: the steps that ask a service
-    what they asked before, and ask it again (``enrich``), as they are on the path of what is computed anew.
+    what they asked before, and ask it again (``enrich``), as they are on the path of what is computed anew. ``compared``: what
+    was there when the plan was made; None where nothing was committed.
     """
 
     app: str
@@ -100,6 +102,7 @@ class ChangePlan:
     filled: tuple[FillSize, ...] = ()
     asking: tuple[str, ...] = ()
     tables: tuple[TableSize, ...] = ()
+    compared: ComparedProgram | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -182,6 +185,9 @@ def plan_change(
     if not state_store_exists(location):
         return _first_run(app)
     with open_state_store(location, readonly=True) as store:
+        switched_by = store.description(
+            app.name, SWITCHED_BY
+        )  # before the program: if it is older, a switch is refused
         left = _left(app, store)
         if left is None:
             return _first_run(app)
@@ -220,6 +226,7 @@ def plan_change(
         () if refusals else filled,
         () if refusals else tuple(_asking(plan, change, left.program)),
         () if refusals else tables,
+        ComparedProgram(left.program, switched_by),
     )
 
 

@@ -27,7 +27,7 @@ from millstream.kernels.errors.user_code import UserCode
 from millstream.kernels.frames import ORDER, PORT_LEDGER, FrameRow, decode_message
 from millstream.kernels.ingest import Ingest, RecordCount, SplitInput
 from millstream.kernels.joins.lookup import Lookup
-from millstream.kernels.plan import JobPlan, SourcePlan, StepEdge
+from millstream.kernels.plan import JobPlan, SinkPlan, SourcePlan, StepEdge
 from millstream.kernels.stage import run_stage
 from millstream.kernels.state.keyhash import Buckets
 from millstream.kernels.state.memory_bucket import MemoryBucketState
@@ -112,7 +112,10 @@ class PlanOverLog:
                 "counts of each step."
             )
         ids = _topic_ids(app.name, plan, store, reader := open_reader(app.log))
-        return cls(plan, reader.pinned(ids), edited_parts(app, store))
+        now = plan.program.given
+        tables = (name for name in now if stored.given.get(name, now[name]) != now[name])
+        edited = (*edited_parts(app, store), *(f"the rows of {name}" for name in sorted(tables)))
+        return cls(plan, reader.pinned(ids), edited)
 
     @cached_property
     def starts(self) -> dict[str, list[int]]:
@@ -292,22 +295,21 @@ def _gated(source: SourcePlan, orders: Iterable[int], *, all_others: bool) -> So
     return replace(source, edges=(StepEdge(gate, (), UserCode(_GATE), source.edges),))
 
 
-def output_rows(plan: JobPlan, result: BatchResult) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows that a batch gives to each output: those of a view that it sets."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for sink in plan.sinks:
-        if sink.name in result.rows:
-            change = view_change(sink, result.rows[sink.name])
-            found[sink.name] = change.upserts.to_dicts()
-    return found
+def output_rows(plan: JobPlan, result: BatchResult, output: str) -> list[dict[str, Any]]:
+    """Return the rows that a batch gives to an output: those of a view that it sets."""
+    if output not in result.rows:
+        return []
+    return view_change(_sink(plan, output), result.rows[output]).upserts.to_dicts()
 
 
-def deleted_keys(plan: JobPlan, result: BatchResult) -> dict[str, list[dict[str, Any]]]:
-    """Return the keys of rows that a batch deletes from each view."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for sink in plan.sinks:
-        if sink.name in result.rows and sink.key:
-            change = view_change(sink, result.rows[sink.name])
-            if change.deletes is not None and change.deletes.height:
-                found[sink.name] = change.deletes.to_dicts()
-    return found
+def deleted_keys(plan: JobPlan, result: BatchResult, output: str) -> list[dict[str, Any]]:
+    """Return the keys of the rows that a batch deletes from an output; none of one without a key."""
+    sink = _sink(plan, output)
+    if output not in result.rows or not sink.key:
+        return []
+    deletes = view_change(sink, result.rows[output]).deletes
+    return [] if deletes is None else deletes.to_dicts()
+
+
+def _sink(plan: JobPlan, output: str) -> SinkPlan:
+    return next(sink for sink in plan.sinks if sink.name == output)

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 from millstream.durations import format_us
 from millstream.errors import ConfigError
 from millstream.kernels.routing import LEDGER_EXITS
+from millstream.ops.reading_order import ReadAt, RecordId, reading_order
 from millstream.ops.record_replay import (
     PlanOverLog,
     RecordReplay,
     deleted_keys,
     output_rows,
 )
+from millstream.ops.replay_notes import replay_notes
 from millstream.views.commit.committer import BatchResult
 from millstream.views.query import Query
 from millstream.views.state_store.store import StateStore
@@ -29,7 +31,6 @@ from millstream.views.store_location import open_state_store
 if TYPE_CHECKING:
     from millstream.pipeline.app import App
 
-RecordId = tuple[str, int, int]
 _SHOWN = 10
 
 
@@ -164,8 +165,8 @@ def trace_record(app: App, record: RecordId) -> RecordTrace:
         missing = _not_processed(app, over, store, record)
         if missing is not None:
             return RecordTrace(name, *missing)
-        batch_id, before = _before(over, store, record)
-        return _traced(over, store, record, batch_id, before)
+        read_at = reading_order(store.batches(app.name), over.starts, [record])
+        return _traced(over, store, record, read_at)
 
 
 def _not_processed(
@@ -195,40 +196,21 @@ def _not_processed(
     return None
 
 
-def _before(
-    over: PlanOverLog, store: StateStore, record: RecordId
-) -> tuple[int | None, dict[str, list[int]]]:
-    """Return the batch that read a record, and what had been read before it at its place in that batch.
-
-    Where the history no longer has the batch: None, and of other partitions what had arrived before the record.
-    """
+def _before(over: PlanOverLog, record: RecordId, at: ReadAt | None) -> dict[str, list[int]]:
+    """Return what had been read before a record; where that is not known, of other partitions what had arrived before it."""
+    if at is not None and at.before is not None:
+        return at.before
     topic, partition, offset = record
-    begin, end, batch_id = dict[tuple[str, int], int](), dict[tuple[str, int], int](), None
-    history = store.batches(over.plan.app)
-    complete = bool(history) and history[0]["batch_id"] == 0
-    for batch in history:
-        ends = {
-            (name, int(number)): next_offset
-            for name, partitions in batch["ends"].items()
-            for number, next_offset in partitions.items()
-        }
-        if ends.get((topic, partition), 0) > offset:
-            batch_id, end = batch["batch_id"], {**begin, **ends}
-            break
-        begin |= ends
-    known = batch_id is not None and complete
-    order = (topic, partition)
-    stamp_ms = 0 if known else _arrived_ms(over, record)
-    before = {}
-    for name, starts in over.starts.items():
-        before[name] = list(starts)
-        for number, start in enumerate(starts):
-            at = (name, number)
-            read = (end if at < order else begin).get(at, start)
-            if not known:
-                read = over.reader.offset_for_time(name, number, stamp_ms)
-            before[name][number] = max(start, offset if at == order else read)
-    return batch_id, before
+    stamp_ms = _arrived_ms(over, record)
+    before = {
+        name: [
+            max(start, over.reader.offset_for_time(name, number, stamp_ms))
+            for number, start in enumerate(starts)
+        ]
+        for name, starts in over.starts.items()
+    }
+    before[topic][partition] = offset
+    return before
 
 
 def _arrived_ms(over: PlanOverLog, record: RecordId) -> int:
@@ -242,10 +224,11 @@ def _traced(
     over: PlanOverLog,
     store: StateStore,
     record: RecordId,
-    batch_id: int | None,
-    before: dict[str, list[int]],
+    read_at: Mapping[RecordId, ReadAt],
 ) -> RecordTrace:
     topic, partition, offset = record
+    at = read_at.get(record)
+    before = _before(over, record, at)
     until = over.position(store.position(over.plan.app))
     replay = RecordReplay.begin(over, until)
     for _ in replay.advance(before):
@@ -253,42 +236,58 @@ def _traced(
     ends = {**before, topic: list(before[topic])}
     ends[topic][partition] = offset + 1
     without = replay.copy()
-    with_it = replay.process(replay.read(ends))
-    alone = without.process(without.read(ends, [over.order(*record)], all_others=True))
+    with_it = [replay.process(replay.read(ends))]
+    alone = [without.process(without.read(ends, [over.order(*record)], all_others=True))]
+    later = replay.copy().close_windows(), without.copy().close_windows()
+    if any(_late_counts(*later).values()):
+        # Whether it is late is decided once all partitions are as far as its own: what comes until then may matter.
+        with_it += replay.advance(until)
+        alone += without.advance(until)
+        later = replay.close_windows(), without.close_windows()
     steps = tuple(_steps(over, with_it, alone))
-    rows = list(_rows(over, store, with_it, alone, at_once=True))
-    later = _rows(over, store, replay.close_windows(), without.close_windows(), at_once=False)
-    rows += [row for row in later if not _among(row, rows)]
+    rows = list(_rows(over, store, [*with_it, later[0]], [*alone, later[1]]))
     return RecordTrace(
         "/".join(map(str, record)),
         _outcome(steps, rows),
-        batch_id,
+        None if at is None else at.batch_id,
         steps,
         tuple(rows),
-        tuple(_notes(over, store, steps, batch_id)),
+        tuple(_notes(over, store, steps, record, read_at)),
     )
 
 
-def _among(row: RowTrace, rows: Sequence[RowTrace]) -> bool:
-    return any(row.output == one.output and row.key == one.key for one in rows)
+def _late_counts(with_it: BatchResult, without: BatchResult) -> Counter[str]:
+    """Return how many more rows each step has left out as late with the record than without it, where there are more."""
+    late = Counter({step: line["late"] for step, line in with_it.step_counts.items()})
+    return late - Counter({step: line["late"] for step, line in without.step_counts.items()})
 
 
-def _steps(over: PlanOverLog, with_it: BatchResult, without: BatchResult) -> Iterator[StepTrace]:
-    """Yield what the steps did with the record, in their order."""
+def _steps(
+    over: PlanOverLog, with_it: Sequence[BatchResult], without: Sequence[BatchResult]
+) -> Iterator[StepTrace]:
+    """Yield what the steps did with the record, in their order: in its batch, the first of the results.
+
+    What a step has held then, and has left out as late since, is late.
+    """
     sources = {source.name for source in over.plan.sources}
-    reasons = _dead_reasons(with_it, without)
+    reasons = _dead_reasons(with_it[0], without[0])
+    late_since = Counter[str]()
+    for results in zip(with_it[1:], without[1:], strict=True):
+        late_since.update(_late_counts(*results))
     for step in over.plan.steps:
-        counts = Counter(with_it.step_counts.get(step, Counter()))
+        counts = Counter(with_it[0].step_counts.get(step, Counter()))
         if step not in sources:  # at a source both have read it
-            counts.subtract(without.step_counts.get(step, Counter()))
+            counts.subtract(without[0].step_counts.get(step, Counter()))
         if not counts["read"] and not counts["rows_out"]:
             continue
+        late = min(late_since[step], counts["held"])
+        counts.update(late=late, held=-late)
         yield StepTrace(
             step,
             counts["read"],
             counts["rows_out"],
             {name: counts[name] for name in LEDGER_EXITS if counts[name]},
-            with_it.late_by_us.get(step, 0) if counts["late"] else 0,
+            with_it[0].late_by_us.get(step, 0) if counts["late"] else 0,
             reasons.get(step, "") if counts["dead"] else "",
         )
 
@@ -306,32 +305,38 @@ def _dead_reasons(with_it: BatchResult, without: BatchResult) -> dict[str, str]:
 def _rows(
     over: PlanOverLog,
     store: StateStore,
-    with_it: BatchResult,
-    without: BatchResult,
-    *,
-    at_once: bool,
+    with_it: Sequence[BatchResult],
+    without: Sequence[BatchResult],
 ) -> Iterator[RowTrace]:
-    """Yield the rows of outputs that are there, or are others, because of the record."""
+    """Yield the rows of outputs that are there, or are others, because of the record.
+
+    Of the results the first has what came out at once. A row that only comes sooner or later without the record is there anyway.
+    """
     views = {schema.name for schema in store.views()}
     for sink in over.plan.sinks:
-        name = sink.name
-        kept = name in views and bool(sink.key)
-        keys: dict[str, tuple[dict[str, Any], bool]] = {}
-        for found, removed in ((output_rows, False), (deleted_keys, True)):
-            mine = found(over.plan, with_it).get(name, [])
-            others = Counter(repr(row) for row in found(over.plan, without).get(name, []))
-            for row in mine:
-                if others[repr(row)]:
-                    others[repr(row)] -= 1
-                    continue
-                key = {column: row[column] for column in sink.key} if sink.key else dict(row)
-                keys.setdefault(repr(key), (key, removed))
-        for key, removed in keys.values():
-            now = None
-            if kept:
-                there = store.select(name, Query(where=key)).rows
-                now = there.row(0, named=True) if there.height else None
-            yield RowTrace(name, key, at_once, now, removed, kept)
+        kept = sink.name in views and bool(sink.key)
+        keys: dict[str, tuple[dict[str, Any], bool, bool]] = {}
+        others = {
+            found: Counter(repr(row) for one in without for row in found(over.plan, one, sink.name))
+            for found in (output_rows, deleted_keys)
+        }
+        for result in with_it:
+            for found, anyway in others.items():
+                for row in found(over.plan, result, sink.name):
+                    if anyway[repr(row)]:
+                        anyway[repr(row)] -= 1
+                        continue
+                    key = {column: row[column] for column in sink.key} if sink.key else dict(row)
+                    how = result is with_it[0], found is deleted_keys
+                    keys.setdefault(repr(key), (key, *how))
+        for key, at_once, removed in keys.values():
+            now = _row_of(store, sink.name, key) if kept else None
+            yield RowTrace(sink.name, key, at_once, now, removed, kept)
+
+
+def _row_of(store: StateStore, view: str, key: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    there = store.select(view, Query(where=key)).rows
+    return there.row(0, named=True) if there.height else None
 
 
 def _outcome(steps: Sequence[StepTrace], rows: Sequence[RowTrace]) -> str:
@@ -353,11 +358,10 @@ def _notes(
     over: PlanOverLog,
     store: StateStore,
     steps: Sequence[StepTrace],
-    batch_id: int | None,
+    record: RecordId,
+    read_at: Mapping[RecordId, ReadAt],
 ) -> Iterator[str]:
     """Yield what qualifies the answer."""
-    yield from over.said_of_edits()
-    yield from over.said_of_lookups()
     times = store.status(over.plan.app).get("time", {})
     for step in steps:
         if step.exits.get("held") and step.step in times:
@@ -369,14 +373,7 @@ def _notes(
             f"The log no longer holds the first {gone:,} records: what they left in joins, tables and deduplication "
             "is not known here."
         )
-    several = sum(len(starts) for starts in over.starts.values()) > 1
-    if several and any(source.rule.idle_ms is not None for source in over.plan.sources):
-        yield "Partitions that were idle for a time may have let the job's watermark go on, which is not repeated here."
-    if several and batch_id is None:
-        yield (
-            "The history no longer has its batch: of other partitions, what had arrived before the record counts as "
-            "read before it."
-        )
+    yield from replay_notes(over, store, [record], read_at)
 
 
 def _time(at_us: int) -> str:

@@ -26,6 +26,7 @@ from millstream.kernels.plan import ConsumerEdge, JobPlan, OperatorPlan, PlanEdg
 from millstream.kernels.steps import ColumnNames, StepResult
 from millstream.kernels.time.log_order import offset_in, partition_in, topic_in
 from millstream.kernels.windows.window_operator import WindowOperator
+from millstream.ops.reading_order import ReadAt, RecordId, reading_order
 from millstream.ops.record_replay import (
     PlanOverLog,
     Positions,
@@ -33,8 +34,10 @@ from millstream.ops.record_replay import (
     deleted_keys,
     output_rows,
 )
+from millstream.ops.replay_notes import replay_notes
 from millstream.views.commit.committer import BatchResult
 from millstream.views.query import Query
+from millstream.views.state_store.store import StateStore
 from millstream.views.store_location import open_state_store
 
 if TYPE_CHECKING:
@@ -135,7 +138,8 @@ def records_behind(app: App, view: str, key: Mapping[str, Any]) -> ValueReport:
                 f"The view {view!r} has no row with {dict(key)}. `millstream why record` says what became of a record."
             )
         row = found.rows.row(0, named=True)
-        return _ValueReplay(over, view, row, schema.key, over.position(found.position)).report()
+        until = over.position(found.position)
+        return _ValueReplay(over, store, view, row, schema.key, until).report()
 
 
 @dataclass(frozen=True)
@@ -167,6 +171,7 @@ class _ValueReplay:
     """The replays for one row of a view."""
 
     over: PlanOverLog
+    store: StateStore
     view: str
     row: Row
     key: Sequence[str]
@@ -178,13 +183,14 @@ class _ValueReplay:
     def report(self) -> ValueReport:
         """Return the records behind the row."""
         candidates = sorted(self._candidates())
-        notes = [*self.over.said_of_edits(), *self.over.said_of_lookups(), *self._gone()]
         if len(candidates) > RECORDS_MAX:
             many = f"{len(candidates):,} records have its key, and at most {RECORDS_MAX} are examined one by one."
-            return ValueReport(
-                self.view, self.row, (), len(candidates), False, False, (many, *notes)
-            )
-        end = self._read(candidates)
+            notes = (many, *self._gone(), *replay_notes(self.over, self.store, (), {}))
+            return ValueReport(self.view, self.row, (), len(candidates), False, False, notes)
+        records = [self._place(order) for order in candidates]
+        read_at = reading_order(self.store.batches(self.over.plan.app), self.over.starts, records)
+        notes = (*self._gone(), *replay_notes(self.over, self.store, records, read_at))
+        end = self._read(dict(zip(candidates, records, strict=True)), read_at)
         befores, now = self._forward(end)
         same = _same(now, self.row)
         if not same:
@@ -262,13 +268,30 @@ class _ValueReplay:
 
     # The replays.
 
-    def _read(self, candidates: Sequence[int]) -> RecordReplay:
-        """Read the log: for each candidate the frames up to it, with its rows and without; and the rest."""
+    def _read(
+        self, candidates: Mapping[int, RecordId], read_at: Mapping[RecordId, ReadAt]
+    ) -> RecordReplay:
+        """Read the log: for each candidate the frames up to it, with its rows and without; and the rest.
+
+        The candidates are taken in the order in which the job has read them, as far as that is known of all.
+        """
         replay = RecordReplay.begin(self.over, self.until)
         self._turns = []
-        for order in candidates:
-            topic, partition, offset = self._place(order)
+        known = {
+            order: at
+            for order, record in candidates.items()
+            if (at := read_at.get(record)) is not None and at.before is not None
+        }
+        in_order = sorted(candidates)
+        if len(known) == len(candidates):
+            in_order.sort(key=lambda order: known[order].batch_id)
+        else:
+            known = {}
+        for order in in_order:
+            topic, partition, offset = candidates[order]
             ends = {name: list(at) for name, at in replay.position.items()}
+            if order in known:
+                ends = _later(ends, known[order].before)
             ends[topic][partition] = offset + 1
             without = replay.copy().read(ends, [])
             self._turns.append((order, replay.read(ends, [order]), without))
@@ -304,10 +327,10 @@ class _ValueReplay:
     def _fold(self, row: Row | None, result: BatchResult) -> Row | None:
         """Return the row after a batch."""
         plan = self.over.plan
-        for key in deleted_keys(plan, result).get(self.view, ()):
+        for key in deleted_keys(plan, result, self.view):
             if self._is_it(key):
                 row = None
-        for one in output_rows(plan, result).get(self.view, ()):
+        for one in output_rows(plan, result, self.view):
             if self._is_it(one):
                 row = one
         return row
@@ -341,13 +364,22 @@ class _ValueReplay:
 
     def _said(self, *, same: bool, others: int, now: Row | None) -> Iterator[str]:
         if others:
-            yield f"{others:,} further records have its key and change nothing (millstream why record says of each why)."
+            yield (
+                f"{others:,} further records have its key, and without any one of them the row is the same (millstream why record "
+                "says what became of each)."
+            )
         if not same:
             given = "no such row" if now is None else ", ".join(f"{n}={v}" for n, v in now.items())
             yield (
                 f"The records that the log holds give {given} instead. The others are gone from the log, or a step "
-                "between gives the key another name, or the app was edited since."
+                "between gives the key another name, or the app was edited since, or what is said below has mattered."
             )
+
+
+def _later(one: Positions, other: Positions | None) -> dict[str, list[int]]:
+    """Return of each partition the later of two positions."""
+    assert other is not None, "it is known"
+    return {topic: [*map(max, at, other[topic])] for topic, at in one.items()}
 
 
 def _port_of(plan: JobPlan, view: str) -> int:

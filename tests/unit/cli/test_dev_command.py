@@ -15,8 +15,9 @@ import pytest
 import millstream as ms
 from millstream.cli.dev import _DevRun, _DevSession
 from millstream.cli.new_rows import ROWS_MAX, NewRows
+from millstream.cli.program_error import ProgramError
 from millstream.cli.stop import stop_app
-from millstream.cli.watched_program import ProgramError, WatchedProgram
+from millstream.cli.watched_program import WatchedProgram
 from millstream.engine.interrupts import Interrupts
 
 SOURCE = Path(ms.__file__).parents[1]

@@ -12,6 +12,7 @@ import pytest
 THREAD = (
     "import threading\none = threading.Thread(target=int, args=['x'])\none.start()\none.join()\n"
 )
+DEFECT = "import millstream as ms\napp = ms.App('a', log='u')\ndef run(**_):\n    raise ValueError('no')\napp.run = run\n"
 SAYS = "import logging, warnings\nlogging.getLogger('other').warning('é\\nsecond line')\nwarnings.warn('old')\n"
 
 
@@ -29,7 +30,8 @@ def lines(file, text, **environment):
     ("text", "code", "level", "message"),
     [
         ("", 2, "error", "declares no app"),
-        ("raise ValueError('no')", 1, "critical", "ValueError: no"),
+        ("raise ValueError('no')", 2, "error", "ValueError: no"),
+        (DEFECT, 1, "critical", "ValueError: no"),
     ],
 )
 def test_every_line_is_json_also_of_others_and_the_last_error(tmp_path, text, code, level, message):
@@ -41,7 +43,7 @@ def test_every_line_is_json_also_of_others_and_the_last_error(tmp_path, text, co
         ("millstream", level),
     ]
     assert message in said[-1]["message"]
-    assert ("raise ValueError" in said[-1].get("error", "")) == (level == "critical")
+    assert ("ValueError: no" in said[-1].get("error", "")) == bool(text)
 
 
 def test_every_line_is_json_in_ascii_too_also_that_of_a_thread(tmp_path):

@@ -2,6 +2,7 @@
 
 import shutil
 from contextlib import ExitStack
+from unittest import mock
 
 import pytest
 
@@ -10,7 +11,9 @@ from millstream.errors import ConfigError, FencedError
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.state.keyhash import Buckets
 from millstream.object_store.address import parse_state_url
+from millstream.object_store.folder import FolderStore
 from millstream.object_store.generations import register_run
+from millstream.testing.disk import SimulatedCrash
 from millstream.views.commit.committer import BatchCommitter
 from millstream.views.schema import JOB
 from millstream.views.state_store.store import StateStore
@@ -116,6 +119,27 @@ def test_a_run_that_a_newer_one_has_replaced_is_told_so_and_the_store_stays_in_u
     with pytest.raises(FencedError):
         old.register()
     assert driver(location).start(tmp_path) == 3
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+@pytest.mark.parametrize("step", ["put", "sync", "delete"])
+def test_after_a_crash_while_a_run_is_noted_the_next_one_begins_and_ends_its_mark(
+    driver, tmp_path, step, is_done
+):
+    def crash(store, *given):
+        if is_done:
+            real(store, *given)
+        raise SimulatedCrash
+
+    driver(tmp_path / "views.db").start(tmp_path)
+    killed, real = driver(tmp_path / "views.db"), getattr(FolderStore, step)
+    killed.find(tmp_path)
+    killed.take_number()
+    with mock.patch.object(FolderStore, step, crash), pytest.raises(SimulatedCrash):
+        killed.register()
+    assert driver(tmp_path / "views.db").start(tmp_path) == 3
+    marks = (tmp_path / "state" / killed.place.prefix / "started").iterdir()
+    assert [path.name for path in marks] == [f"{3:012d}"]
 
 
 def test_files_that_a_file_system_leaves_beside_the_runs_are_passed_over(driver, tmp_path):

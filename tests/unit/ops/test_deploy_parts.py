@@ -15,6 +15,7 @@ from millstream.ops.compare import compare
 from millstream.ops.deploy import deploy, prepare
 from millstream.ops.plan import plan_change
 from millstream.views.coverage import partial_note
+from millstream.views.schema import JOB
 from millstream.views.store_location import open_state_store
 
 TWO_TOPICS = """
@@ -168,6 +169,26 @@ def test_a_program_that_was_compared_with_another_one_does_not_take_its_place(tm
     assert edited.views(first)["per_kind"] == per_kind(rows)
     grow(edited, first, rows, 40, 6)
     assert edited.views(first)["per_kind"] == per_kind(rows)
+
+
+def test_a_program_does_not_take_the_place_of_one_that_another_machine_has_deployed_meanwhile(
+    tmp_path,
+):
+    edited, rows = began(tmp_path)
+    late = edited.write(TRIPLE)
+    plan = plan_change(late)
+    first = edited.write(('per_ad.view("per_ad")', 'per_ad.drop("cost").view("per_ad")'))
+    assert deploy(first).switched  # the steps are those of before, a view is another one
+    prepared = prepare(late, plan, same_expressions=False, gone_ok=False, ask_again=False)
+    prepared.compute(None, 1000)
+    with open_state_store(late.state_store, readonly=True) as store:
+        newest = store.newest_run("ads", JOB)
+        with pytest.raises(ConflictError, match=r"millstream plan.*deploy again"):
+            prepared.switch()
+        assert store.newest_run("ads", JOB) == newest  # a run of the other machine goes on
+    grow(edited, first, rows, 40, 6)
+    expected = answers(rows)
+    assert edited.views(first) == expected | {"per_ad": {row[:4] for row in expected["per_ad"]}}
 
 
 def test_views_that_change_their_steps_are_computed_anew(tmp_path):

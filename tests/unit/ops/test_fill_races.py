@@ -10,7 +10,7 @@ from edited_app import EditedApp, texts_of
 from step_fills import EDIT, MORE, SOURCE, rows_of, tables_in_state
 
 from millstream.engine.rescale import rescale
-from millstream.errors import ConfigError, ConflictError, FencedError
+from millstream.errors import ConfigError, ConflictError
 from millstream.ops import deploy as deployment
 from millstream.ops import fills
 from millstream.ops.deploy import deploy
@@ -63,7 +63,7 @@ def test_a_run_that_begins_while_steps_are_filled_fences_the_deployment(tmp_path
 
     with (
         once_before(fills.StepFills, "compute", run_before),
-        pytest.raises(FencedError),
+        pytest.raises(ConflictError, match="Another run or deployment of ads began"),
     ):
         deploy(app)
     old = began(tmp_path / "old", [*rows, *more])
@@ -95,7 +95,7 @@ def test_a_deployment_that_wakes_up_behind_one_of_another_machine_changes_nothin
 
     with (
         once_before(fills.StepFills, "compute", deploy_elsewhere),
-        pytest.raises(FencedError),
+        pytest.raises(ConflictError, match="Another run or deployment of ads began"),
     ):
         deploy(one)
     new = began(tmp_path / "other", [*rows, *more], (MORE, pairs))

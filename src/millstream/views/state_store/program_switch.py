@@ -11,6 +11,10 @@ a crash after                                    leaves
 3. the transaction is durable                    the new program, its state and views, and which run has switched
 ===============================================  ===================================================================
 
+Between the comparison with what is there and the switch, another machine may deploy or run another program into the same
+store. So a switch names what it was compared with, and the transaction refuses it if that is no longer there
+(`switch_conflicts.py`).
+
 A view with the columns and key of before is brought to the new rows by changes, which its subscribers get as
 those of any batch. A view with others is created again. Its change log is empty then, and begins one number
 later: so every subscriber of the old one is told to read the view as a whole (OffsetOutOfRangeError).
@@ -26,6 +30,7 @@ import polars as pl
 
 from millstream.views.coverage import STATE_STORE_VIEW, OutputCoverage, OutputSink
 from millstream.views.schema import ViewChange, ViewSchema
+from millstream.views.state_store.program import StoredProgram
 from millstream.views.state_store.program_tables import RunProgram
 
 SWITCHED_BY = "switched_by"
@@ -53,20 +58,27 @@ def coverage_of(views: Sequence[FilledView]) -> dict[OutputSink, OutputCoverage]
 
 
 @dataclass(frozen=True)
+class ComparedProgram:
+    """What an edited program was compared with: the ``program`` that was stored, and the run that had switched last."""
+
+    program: StoredProgram
+    switched_by: int | None
+
+
+@dataclass(frozen=True)
 class ProgramSwitch:
     """What takes the place of a program's state and views.
 
-    ``position`` is the one that state and views are of; ``manifests`` are all of the new program's state.
-    ``coverage`` is that of outputs that were rebuilt; the others go on as in any run. ``steps`` are those of the
-    program that it was compared with; None if it does not matter whose state is there.
+    ``compared`` is what it was compared with; ``position`` is the one that state and views are of; ``manifests`` are all
+    of the new program's state. ``coverage`` is that of outputs that were rebuilt; the others go on as in any run.
     """
 
     beginning: RunProgram
+    compared: ComparedProgram
     position: Mapping[str, Any]
     manifests: Mapping[tuple[int, int], bytes]
     views: Sequence[RebuiltView] = ()
     coverage: Mapping[OutputSink, OutputCoverage] = field(default_factory=dict)
-    steps: Mapping[str, Any] | None = None
 
 
 def difference(schema: ViewSchema, before: pl.DataFrame, after: pl.DataFrame) -> ViewChange:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import polars as pl
 
-from millstream.errors import ConfigError, ConflictError, CorruptionError, FencedError
+from millstream.errors import ConfigError, CorruptionError, FencedError
 from millstream.kernels.plan import SinkPlan
 from millstream.views.position import merge_positions
 from millstream.views.query import Query
@@ -31,6 +31,7 @@ from millstream.views.state_store.batch_tables import add_record, add_source_off
 from millstream.views.state_store.database import Database
 from millstream.views.state_store.program_switch import (
     SWITCHED_BY,
+    ComparedProgram,
     FilledView,
     ProgramSwitch,
     RebuiltView,
@@ -42,7 +43,6 @@ from millstream.views.state_store.program_tables import (
     put_program,
     put_state,
     register_program,
-    stored_program,
     update_partitioning,
 )
 from millstream.views.state_store.reader import (
@@ -54,6 +54,7 @@ from millstream.views.state_store.reader import (
     stored_description,
     to_json,
 )
+from millstream.views.state_store.switch_conflicts import check_unchanged
 
 __all__ = ["Fence", "StateStore", "ViewChange", "ViewSchema"]
 
@@ -247,34 +248,32 @@ class StateStore(StateStoreReader):
 
         self._write(replace)
 
+    def check_unchanged(
+        self, app: str, job: str, position: Mapping[str, Any], compared: ComparedProgram
+    ) -> None:
+        """Make sure that a switch to a program that was compared with this one would not be refused by now.
+
+        Raises:
+            ConflictError: as :meth:`switch_program`.
+        """
+        self._read(lambda db: check_unchanged(db, app, job, position, compared))
+
     def switch_program(self, start: RunStart, switch: ProgramSwitch) -> None:
         """Put a program with its state and views in the place of the one before: see `program_switch.py`.
 
         Raises:
             FencedError: a newer run has begun.
             ConflictError: the app has committed a batch since the position of the new state, or another program was
-                deployed.
+                deployed or run since this one was compared.
         """
         app, job = start.app, start.job
 
         def put(db: Database) -> None:
             self._check_not_replaced(db)
-            _check_newest(db, start)
             if stored_description(db, app, SWITCHED_BY) == start.run:
-                return  # the connection broke after the commit
-            stored = stored_program(db, app, job)
-            divided = None if stored is None else stored.partitioning
-            was = fence_json(db, "position", app, job)
-            if was != switch.position or divided != switch.beginning.program.partitioning:
-                raise ConflictError(
-                    f"{app} has read more of the log, or was rescaled, since its new state was computed. Nothing was "
-                    "changed. Deploy again."
-                )
-            if stored is not None and switch.steps not in (None, stored.steps):
-                raise ConflictError(
-                    f"Another program of {app} was deployed since this one was compared with what is there. Nothing "
-                    "was changed. Deploy again."
-                )
+                return  # the connection broke after the commit; a newer run may have begun since
+            _check_newest(db, start)
+            check_unchanged(db, app, job, switch.position, switch.compared)
             put_state(db, app, job, switch.manifests)
             fence = Fence(app, job, start.run, int(fence_value(db, "batch_id", app, job) or 0))
             for view in switch.views:
