@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from millstream.ops.view_difference import ViewDifference
 
 EXIT_DIFFERENT = 3
+EXIT_NOT_COMPARED = 4
 
 
 @click.command()
@@ -27,8 +29,8 @@ EXIT_DIFFERENT = 3
     "conditions",
     metavar="CONDITION",
     multiple=True,
-    help="End with the exit code 3 if this holds for a view, such as 'changed > 1%' or 'removed > 0'; may be "
-    "given more than once.",
+    help="End with the exit code 3 if this holds for a view, such as 'changed > 1%' or 'removed > 0', and with 4 if it holds "
+    "for none of those that could be compared, and not all could; may be given more than once.",
 )
 @click.option(
     "--sample",
@@ -67,7 +69,8 @@ def compare(
     deploy` goes on with what was computed.
 
     In a condition, changed, added, removed or different (all three) is a number of rows, or with % a share of all
-    rows of both. The exit code is 3 if one holds; 1 and 2 are errors.
+    rows of both. The exit code is 3 if one holds; 4 if none does, and an output that the edit changes could not be
+    compared; 1 and 2 are errors.
 
     \b
     Examples:
@@ -92,27 +95,39 @@ def compare(
             sample_rows=sample,
         )
     failing = found.failing(thresholds)
+    unknown = bool(thresholds and found.not_compared) and not failing
     if as_json:
-        values = {**found.to_dict(), "failing": failing}
+        values = _finite({**found.to_dict(), "failing": failing})
         click.echo(json.dumps(values, indent=2, ensure_ascii=False, default=str))
     else:
         _print(found)
         for text in failing:
             click.secho(f"fails: {text}", fg="red")
-    context.exit(EXIT_DIFFERENT if failing else 0)
+        if unknown:
+            names = ", ".join(found.not_compared)
+            click.secho(f"not known: whether a condition holds for {names}", fg="yellow")
+    context.exit(EXIT_DIFFERENT if failing else EXIT_NOT_COMPARED if unknown else 0)
+
+
+def _finite(value: Any) -> Any:
+    """Return plain values in which NaN and the infinities, which JSON lacks, are text."""
+    if isinstance(value, Mapping):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _print(found: Comparison) -> None:
     for view in found.views:
         _print_view(view)
+        if view.view in found.lacking:
+            click.echo(f"  the rows that are there lack some: it {found.lacking[view.view]}")
     for name in found.new:
         click.echo(f"{name}: is new")
-    for name in found.not_compared:
-        click.echo(
-            f"{name}: not compared: its rows are not in the app's state store, and stay; the edited app writes there from "
-            "where it takes effect (millstream plan says where)"
-        )
-    if not found.views and not found.new:
+    for name, why in found.not_compared.items():
+        click.echo(f"{name}: not compared: {why}")
+    if not found.views and not found.new and not found.not_compared:
         click.echo(f"{found.app} rebuilds no view: there is nothing to compare.")
 
 

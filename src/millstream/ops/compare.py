@@ -3,19 +3,21 @@
 What the edit rebuilds is computed beside the app, as a deployment does it (`ops/deploy.py`), up to the position
 that the rows of the live view are of. So both versions of a view are compared at one position, also while
 the app runs; of several views each at its own. A deployment goes on with what was computed.
+
+A view in a database of its own is read there, with the position of its last batch. A deployment discards the rows that a
+rebuild makes for it; a comparison keeps them beside those of the other views.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import polars as pl
 
 from millstream.engine.state_place import load_or_create_place
 from millstream.errors import ConflictError, CorruptionError
-from millstream.kernels.plan import ViewSinkSpec
 from millstream.kernels.state.sorted_runs import RunStore
 from millstream.kernels.table_feed import Manifests
 from millstream.object_store.address import state_url
@@ -23,8 +25,10 @@ from millstream.ops.deploy import Deployment, prepare
 from millstream.ops.plan import ChangePlan, plan_change
 from millstream.ops.replay_start import ReplayStart
 from millstream.ops.state_runs import state_runs
-from millstream.ops.view_difference import Threshold, ViewDifference, compare_rows
+from millstream.ops.view_difference import Threshold, ViewDifference, compare_rows, why_unpaired
+from millstream.views.coverage import initial_coverage, partial_note
 from millstream.views.query import Query, QueryResult
+from millstream.views.reader import open_view
 from millstream.views.runs.control_files import hold_deployment
 from millstream.views.schema import JOB
 from millstream.views.state_store.store import StateStore
@@ -45,16 +49,18 @@ _READS_MAX = 10  # of state that an app replaces meanwhile
 class Comparison:
     """The views that an edit rebuilds, each beside what it is now.
 
-    ``positions`` says of which position of the log each was compared; ``new`` are the views that there are not yet. ``not_compared`` are
-    changed views in databases of their own, and datasets: what was written there stays, so the new program has no such rows beside it.
+    ``positions`` says of which position of the log each was compared; ``new`` are the views that there are not yet.
+    ``not_compared`` are the outputs that the edit changes and that were not compared, with the reason: the new program has no such
+    rows beside those that are there. ``lacking`` says of views what the rows that are there lack.
     """
 
     app: str
     plan: ChangePlan
     views: tuple[ViewDifference, ...] = ()
-    positions: Mapping[str, Any] | None = None
+    positions: Mapping[str, Any] = field(default_factory=dict)
     new: tuple[str, ...] = ()
-    not_compared: tuple[str, ...] = ()
+    not_compared: Mapping[str, str] = field(default_factory=dict)
+    lacking: Mapping[str, str] = field(default_factory=dict)
 
     def failing(self, thresholds: Sequence[Threshold]) -> list[str]:
         """Return a text for each condition that holds for a view."""
@@ -71,11 +77,15 @@ class Comparison:
             "app": self.app,
             "verdict": self.plan.verdict,
             "views": [
-                {**view.to_dict(), "position": (self.positions or {}).get(view.view)}
+                {
+                    **view.to_dict(),
+                    "position": self.positions.get(view.view),
+                    "lacks": self.lacking.get(view.view),
+                }
                 for view in self.views
             ],
             "new_views": list(self.new),
-            "not_compared": list(self.not_compared),
+            "not_compared": dict(self.not_compared),
         }
 
 
@@ -96,7 +106,7 @@ def compare(
     returned of each view.
 
     Raises:
-        ConfigError: the edit cannot be deployed, or a view has another key.
+        ConfigError: the edit cannot be deployed.
         ConflictError: a deployment or another comparison is at work.
     """
     with hold_deployment(app.folder):
@@ -105,57 +115,114 @@ def compare(
             app, plan, same_expressions=same_expressions, gone_ok=gone_ok, ask_again=ask_again
         )
         if deployment is None:
-            return Comparison(app.name, plan, not_compared=_written_elsewhere(app, plan))
+            return Comparison(app.name, plan, not_compared=_not_compared(app, plan, ()))
+        deployment = replace(deployment, beside=frozenset(deployment.database_views))
         deployment.compute(on_batch, rows_per_batch)
-        return _compared(
-            deployment, on_batch, sample_rows=sample_rows, rows_per_batch=rows_per_batch
+        return _compared(_Comparer(deployment, on_batch, sample_rows, rows_per_batch))
+
+
+@dataclass
+class _Comparer:
+    """Compares views as they are read, each at its own position, and keeps what was found."""
+
+    deployment: Deployment
+    on_batch: Callable[[LocalProgress], None] | None
+    sample_rows: int
+    rows_per_batch: int
+    views: list[ViewDifference] = field(default_factory=list)
+    positions: dict[str, Any] = field(default_factory=dict)
+    unpaired: dict[str, str] = field(default_factory=dict)
+    lacking: dict[str, str] = field(default_factory=dict)
+
+    def take(self, view: str, found: QueryResult, after: pl.DataFrame) -> None:
+        """Compare a view as it is with all rows that it would have, at one position."""
+        key = next(sink.key for sink in self.deployment.plan.sinks if sink.name == view)
+        if (why := why_unpaired(key, found.rows, after)) is not None:
+            self.unpaired[view] = why
+            return
+        self.views.append(compare_rows(view, key, found.rows, after, sample_rows=self.sample_rows))
+        self.positions[view] = found.position
+        if (note := partial_note(found.coverage)) is not None:
+            self.lacking[view] = note
+
+    def compute(self, view: str, found: QueryResult) -> None:
+        """Compute a view up to the position that it is of, and compare it there."""
+        self.deployment.compute(self.on_batch, self.rows_per_batch, found.position)
+        self.take(view, found, self.deployment.rows(view))
+
+    def result(self, new: Collection[str]) -> Comparison:
+        """Return what was found; ``new`` are the views that there are not yet."""
+        app, plan = self.deployment.app, self.deployment.change
+        others = _not_compared(app, plan, {*self.positions, *self.unpaired})
+        return Comparison(
+            app.name,
+            plan,
+            tuple(self.views),
+            self.positions,
+            tuple(sorted(new)),
+            {**self.unpaired, **others},
+            self.lacking,
         )
 
 
-def _compared(
-    deployment: Deployment,
-    on_batch: Callable[[LocalProgress], None] | None,
-    *,
-    sample_rows: int,
-    rows_per_batch: int,
-) -> Comparison:
-    """Compare each view that is rebuilt, at its own position."""
-    app = deployment.app
-    views: list[ViewDifference] = []
-    positions: dict[str, Any] = {}
-    of_tables = deployment.change.change.table_fills
+def _compared(comparer: _Comparer) -> Comparison:
+    """Compare each view that is rebuilt."""
+    deployment = comparer.deployment
+    app, change = deployment.app, deployment.change.change
     of_steps = deployment.step_fills.views
-    changed = (
-        deployment.rebuilt_views | deployment.filled_views.keys() | of_tables.keys() | of_steps
-    )
+    changed = deployment.rebuilt_views | deployment.filled_views.keys()
+    changed |= change.table_fills.keys() | of_steps
     with open_state_store(app.state_store, readonly=True) as live:
         there = {schema.name for schema in live.views()}
+        written = _written(live, deployment)
         with_steps = _filled_with_steps(deployment, live, of_steps & there)
         for view in sorted(changed & there):
-            fill = deployment.filled_views.get(view)
-            if fill is not None:
-                found, after = _filled(live, view, fill)
-            elif view in of_tables:
-                found, after = _filled_from_table(deployment, live, of_tables[view])
+            if (fill := deployment.filled_views.get(view)) is not None:
+                comparer.take(view, *_filled(live, view, fill))
+            elif (table := change.table_fills.get(view)) is not None:
+                comparer.take(view, *_filled_from_table(deployment, live, table))
             elif view in with_steps:
-                found, after = with_steps[view], deployment.step_fills.rows(view)
+                comparer.take(view, with_steps[view], deployment.step_fills.rows(view))
             else:
-                found = live.select(view, Query())
-                deployment.compute(on_batch, rows_per_batch, found.position)
-                after = deployment.rows(view)
-            key = _key_of(deployment, view)
-            views.append(compare_rows(view, key, found.rows, after, sample_rows=sample_rows))
-            positions[view] = found.position
-    new = tuple(sorted(changed - there))
-    elsewhere = _written_elsewhere(app, deployment.change)
-    return Comparison(app.name, deployment.change, tuple(views), positions, new, elsewhere)
+                comparer.compute(view, live.select(view, Query()))
+    # Databases have a batch before the state store has it: read behind it, they are never of an earlier position.
+    in_databases = deployment.database_views
+    for view in sorted(in_databases.keys() & written):
+        with open_view(view, None, app.name, store=in_databases[view]) as opened:
+            comparer.compute(view, opened.source.select(view, Query()))
+    return comparer.result((changed - there) | (in_databases.keys() - written))
 
 
-def _written_elsewhere(app: App, plan: ChangePlan) -> tuple[str, ...]:
-    """Return the outputs with rows of which none are replaced, and that get others from the edit on."""
-    elsewhere = {output.name for output in app.outputs if output.spec != ViewSinkSpec()}
-    changed = (one.name for one in plan.change.parts if one.kind in ("view", "dataset") and one.why)
-    return tuple(sorted(elsewhere.intersection(changed)))
+def _written(live: StateStore, deployment: Deployment) -> set[str]:
+    """Return the outputs that were written until now where the new program writes them."""
+    outputs = live.outputs(deployment.app.name, JOB)
+    written = {output for output, one in outputs.items() if one.spans[-1].until is None}
+    return {name for name, _ in written & initial_coverage(deployment.plan).keys()}
+
+
+def _not_compared(app: App, plan: ChangePlan, compared: Collection[str]) -> dict[str, str]:
+    """Return the outputs that there are, of which the edit changes what they get, and that were not compared; and why."""
+    if plan.boundary is None:
+        return {}
+    with open_state_store(app.state_store, readonly=True) as store:
+        written = store.outputs(app.name, JOB)
+    there = {name for (name, _), one in written.items() if one.spans[-1].until is None}
+    there &= {output.name for output in app.outputs}
+    return {
+        one.name: _NOT_COMPARED[one.kind]
+        for one in plan.change.parts
+        if one.kind in _NOT_COMPARED and one.verdict == "keeps" and one.why
+        if one.name in there.difference(compared)
+    }
+
+
+_STAYS = "what was written there stays, and"
+_NOT_COMPARED: Mapping[str, str] = {
+    "view": "only stateless steps of it differ, or steps that are filled; its rows stay, and no others are computed",
+    "dataset": f"{_STAYS} how many rows it has for a result depends on batches",
+    "topic": f"{_STAYS} how many records it has for a result depends on batches",
+    "function": "what a function has done is not known",
+}
 
 
 def _filled(live: StateStore, view: str, fill: ViewFill) -> tuple[QueryResult, pl.DataFrame]:
@@ -225,7 +292,3 @@ def _read_together(
         manifests = live.state_manifests(app.name, JOB)
         if live.version() == version:
             return version, found, manifests
-
-
-def _key_of(deployment: Deployment, view: str) -> tuple[str, ...]:
-    return next(sink.key for sink in deployment.plan.sinks if sink.name == view)

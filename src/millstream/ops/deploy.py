@@ -150,8 +150,7 @@ def deploy(
         by_run: A run does it before it begins, to fill what is new; a rollback says so.
 
     Raises:
-        ConfigError: the plan refuses, the log no longer holds all that is needed, or the runs of state are in an
-            object store.
+        ConfigError: the plan refuses, or the log no longer holds all that is needed.
         ConflictError: the app was run or deployed meanwhile: deploy again. Or another deployment is at work.
     """
     keeping = Keeping.of(keep, clock, by_run=by_run)
@@ -164,7 +163,8 @@ def deploy(
         if deployment is None:
             remove_version(app.folder, NEXT_FOLDER)
             return DeployResult(app.name, plan, 0, switched=True)
-        return replace(deployment, keeping=keeping).complete(on_batch, rows_per_batch)
+        deployment = replace(deployment.with_computed(), keeping=keeping)
+        return deployment.complete(on_batch, rows_per_batch)
 
 
 def settle(app: App, now: datetime) -> None:
@@ -228,7 +228,7 @@ class Deployment:
     """One edited app beside the state that another program has left.
 
     ``change`` is what was planned, and ``compared`` what was there then. ``back``: what is rebuilt begins with the version
-    that is kept, or not at all.
+    that is kept, or not at all. ``beside``: views in databases whose rows are kept as they are computed, for a comparison.
     """
 
     app: App
@@ -237,6 +237,7 @@ class Deployment:
     same_expressions: bool
     keeping: Keeping = KEEPS_NOTHING
     back: bool = False
+    beside: frozenset[str] = frozenset()
 
     @property
     def stored(self) -> StoredProgram:
@@ -306,9 +307,33 @@ class Deployment:
             above = paths.steps_of(program.outputs[output.name])
             if output.name in self.rebuilt_views and output.spec == ViewSinkSpec():
                 found.append(output)
+            elif steps & above and output.name in self.beside:
+                found.append(replace(output, spec=ViewSinkSpec()))
             elif steps & above:
                 found.append(replace(output, spec=ForeachSinkSpec(_discard), question=None))
         return found
+
+    @property
+    def database_views(self) -> dict[str, str]:
+        """The views in databases of their own that are below what is rebuilt, and the addresses of these."""
+        below = {one.name for one in self.outputs()}
+        views = {o.name: o.spec for o in self.app.outputs if isinstance(o.spec, ViewSinkSpec)}
+        return {name: one.store for name, one in views.items() if name in below and one.store}
+
+    def with_computed(self) -> Deployment:
+        """Return the deployment with the rows of views in databases, if a comparison has computed these with the rest."""
+        wider = replace(self, beside=frozenset(self.database_views))
+        return wider if wider.beside and wider.is_computed else self
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether what there is of a deployment is of exactly this one."""
+        if not self._store.exists():
+            return False
+        with open_state_store(self._store, readonly=True) as store:
+            known = store.program(self.app.name, JOB)
+        now = StoredProgram.of(self._part(self.outputs()), self.stored.partitioning)
+        return known is not None and known.to_json() == now.to_json()
 
     def complete(
         self, on_batch: Callable[[LocalProgress], None] | None, rows_per_batch: int
@@ -496,9 +521,8 @@ class Deployment:
 
         Going back rebuilds what was left out, with all that is on its paths: it misses what the new program has read.
         """
-        stored = live.program(
-            self.app.name, JOB
-        )  # if it is another one by now, the store refuses the switch
+        # If it is another one by now, the store refuses the switch.
+        stored = live.program(self.app.name, JOB)
         assert stored is not None, "it has committed batches"
         there = {one.name: one for one in live.views() if one.name != DEAD_LETTERS_VIEW}
         schemas = {one.name: one for one in view_schemas(self.plan)}

@@ -1,7 +1,7 @@
 """How the rows of a view differ in two versions of an app: by key, by column, by size, with a sample.
 
 Rows are paired by the key of the view. Of a pair the columns that both versions have are compared; nulls are
-equal to nulls, and NaN to NaN.
+equal to nulls, NaN to NaN, and -0.0 to 0.0. Values of types that cannot be compared, such as a text and a number, differ.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import polars as pl
 
 from millstream.choices import did_you_mean
 from millstream.errors import ConfigError
+from millstream.kernels.columns import constant
 
 RowDifference = Literal["changed", "added", "removed", "different"]
 """Rows that both versions have and that differ, that only the new one has, that only the old one has; any of them."""
@@ -81,18 +82,16 @@ def compare_rows(
     """Compare the rows of a view in two versions. Both have the columns of the key.
 
     Raises:
-        ConfigError: the view has another key in one of them.
+        ConfigError: the view has another key in one of them, or one of other types.
     """
-    missing = [name for name in key if name not in before.columns]
-    if missing:
+    if (why := why_unpaired(key, before, after)) is not None:
         raise ConfigError(
-            f"The rows of {view!r} cannot be paired: the key {', '.join(key)} has {', '.join(missing)}, which the old "
-            "version does not have. Compare it under another name: deploy it as a view of its own."
+            f"The view {view!r} cannot be compared: {why}. Compare it under another name: deploy it as a view of its own."
         )
     common = [name for name in after.columns if name in before.columns and name not in key]
     paired = _paired(key, before, after, common)
     both = paired.filter(pl.col("in before") & pl.col("in after"))
-    differs = {name: _differs(name) for name in common}
+    differs = {name: _differs(name, paired.schema) for name in common}
     changed = both.filter(pl.any_horizontal(differs.values())) if common else both.clear()
     only_after = paired.filter(pl.col("in before").is_null())
     only_before = paired.filter(pl.col("in after").is_null())
@@ -110,38 +109,69 @@ def compare_rows(
     )
 
 
+def why_unpaired(key: Sequence[str], before: pl.DataFrame, after: pl.DataFrame) -> str | None:
+    """Return why rows of two versions cannot be paired by a key, as a text; None if they can."""
+    missing = [name for name in key if name not in before.columns]
+    if missing:
+        return f"its rows cannot be paired: the key {', '.join(key)} has {', '.join(missing)}, which the old version has not"
+    other = [
+        f"{name} as {after[name].dtype}, not {before[name].dtype}"
+        for name in key
+        if before[name].dtype != after[name].dtype
+    ]
+    if other:
+        return f"its rows cannot be paired: the key has {', '.join(other)}"
+    # Numbers for names: polars takes a name such as "^a.*$" for a pattern.
+    keys = pl.DataFrame({str(number): before[name] for number, name in enumerate(key)})
+    if key and keys.is_duplicated().any():
+        return f"its rows cannot be paired: the old version has several rows of one key {', '.join(key)}"
+    return None
+
+
 def _paired(
     key: Sequence[str], before: pl.DataFrame, after: pl.DataFrame, common: Sequence[str]
 ) -> pl.DataFrame:
     """Return one row for each key of either version, with the columns of both."""
-    keys = [pl.col(name).alias(f"key {name}") for name in key] or [pl.lit(0).alias("key ")]
-    tables = [
-        rows.select(
-            *keys, pl.lit(value=True).alias(mark), *(_named(name, prefix) for name in common)
-        )
-        for rows, prefix, mark in ((before, _BEFORE, "in before"), (after, _AFTER, "in after"))
-    ]
     on = [f"key {name}" for name in key] or ["key "]
+
+    def marked(rows: pl.DataFrame, prefix: str) -> pl.DataFrame:
+        # Columns and not their names: polars takes a name such as "^a.*$" for a pattern.
+        keys = [rows[name].alias(f"key {name}") for name in key]
+        return pl.DataFrame(
+            [
+                *(keys or [constant(0, rows.height, pl.Int8, "key ")]),
+                constant(True, rows.height, pl.Boolean, f"in {prefix.strip()}"),
+                *(rows[name].alias(prefix + name) for name in common),
+            ]
+        )
+
+    tables = [marked(before, _BEFORE), marked(after, _AFTER)]
     return tables[0].join(
         tables[1], on=on, how="full", coalesce=True, nulls_equal=True, maintain_order="left_right"
     )
 
 
-def _named(name: str, prefix: str) -> pl.Expr:
-    return pl.col(name).alias(prefix + name)
-
-
-def _differs(name: str) -> pl.Expr:
-    return pl.col(_BEFORE + name).ne_missing(pl.col(_AFTER + name))
+def _differs(name: str, schema: Mapping[str, pl.DataType]) -> pl.Expr:
+    before, after = pl.col(_BEFORE + name), pl.col(_AFTER + name)
+    types = [schema[prefix + name] for prefix in (_BEFORE, _AFTER)]
+    if types[0] == types[1] or all(one.is_numeric() for one in types):
+        return before.ne_missing(after)
+    return before.is_not_null() | after.is_not_null()
 
 
 def _column_difference(name: str, changed: pl.DataFrame) -> ColumnDifference:
-    rows = changed.filter(_differs(name)) if changed.height else changed
+    rows = changed.filter(_differs(name, changed.schema)) if changed.height else changed
     types = [changed.schema[prefix + name] for prefix in (_BEFORE, _AFTER)]
-    if not rows.height or not all(one.is_numeric() or one.is_temporal() for one in types):
+    numbers = all(one.is_numeric() for one in types)
+    if not rows.height or not (numbers or (types[0] == types[1] and types[0].is_temporal())):
         return ColumnDifference(name, rows.height)
-    size = (pl.col(_AFTER + name) - pl.col(_BEFORE + name)).alias("size")
-    sizes = rows.select(size)["size"].drop_nulls()
+    # Whole numbers in a wider type, in which their difference has a place.
+    wider = pl.Int128 if all(one.is_integer() for one in types) else pl.Float64
+    before, after = (
+        pl.col(prefix + name).cast(wider) if numbers else pl.col(prefix + name)
+        for prefix in (_BEFORE, _AFTER)
+    )
+    sizes = rows.select((after - before).alias("size"))["size"].drop_nulls()
     if sizes.dtype == pl.Duration:
         sizes = sizes.dt.total_microseconds() / 1e6
     sizes = sizes.cast(pl.Float64).abs().drop_nans()
@@ -158,7 +188,7 @@ def _sampled(row: Mapping[str, Any], key: Sequence[str], common: Sequence[str]) 
     differing = [
         name
         for name in common
-        if not all(there.values()) or row[_BEFORE + name] != row[_AFTER + name]
+        if not all(there.values()) or not _is_same(row[_BEFORE + name], row[_AFTER + name])
     ]
     return {
         "key": {name: row[f"key {name}"] for name in key},
@@ -167,6 +197,10 @@ def _sampled(row: Mapping[str, Any], key: Sequence[str], common: Sequence[str]) 
             for version, is_there in there.items()
         },
     }
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return bool(one == other) or (one != one and other != other)  # noqa: PLR0124 - NaN
 
 
 # ── thresholds ──────────────────────────────────────────────────────────────────────────────

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from unittest import mock
 
+import polars as pl
 import pytest
 from edited_app import (
     EDIT,
@@ -29,8 +30,9 @@ from millstream.views.commit.committer import BatchCommitter
 from millstream.views.coverage import partial_note
 from millstream.views.runs.control_files import hold_run_lock
 from millstream.views.runs.version_folders import NEXT_FOLDER
-from millstream.views.schema import JOB
+from millstream.views.schema import JOB, ViewSchema
 from millstream.views.state_store import store as state_store
+from millstream.views.state_store.program_switch import difference
 from millstream.views.state_store.sqlite_store import SqliteStateStore
 from millstream.views.state_store.store import StateStore
 from millstream.views.store_location import open_state_store
@@ -376,3 +378,10 @@ def test_after_an_upgrade_only_the_user_can_say_that_code_is_the_same(tmp_path):
     assert plan_change(app, same_expressions=True).verdict == "keeps"
     edited.run(app, same_expressions=True)
     assert edited.views(app) == answers(rows)
+
+
+def test_a_column_with_the_name_of_a_pattern_tells_rows_apart_at_the_switch():
+    schema = ViewSchema("v", (("^k.*$", "int"), ("kind", "str")), ("^k.*$",))
+    before = pl.DataFrame({"^k.*$": [1, 2], "kind": ["a", "b"]})
+    found = difference(schema, before, before[1:].with_columns(kind=pl.lit("c")))
+    assert (found.upserts["kind"].to_list(), found.deletes.to_dicts()) == (["c"], [{"^k.*$": 1}])

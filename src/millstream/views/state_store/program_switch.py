@@ -83,6 +83,11 @@ class ProgramSwitch:
 
 def difference(schema: ViewSchema, before: pl.DataFrame, after: pl.DataFrame) -> ViewChange:
     """Return the change that brings a keyed view from some rows to others."""
-    keys = list(schema.key)
-    gone = before.select(keys).join(after.select(keys), on=keys, how="anti", nulls_equal=True)
-    return ViewChange(schema.name, after, gone)
+    # Numbers for names meanwhile: polars takes a name such as "^a.*$" for a pattern.
+    numbers = {str(number): name for number, name in enumerate(schema.key)}
+    keys = (
+        pl.DataFrame([rows[name].alias(number) for number, name in numbers.items()])
+        for rows in (before, after)
+    )
+    gone = next(keys).join(next(keys), on=list(numbers), how="anti", nulls_equal=True)
+    return ViewChange(schema.name, after, gone.rename(numbers))
