@@ -47,7 +47,9 @@ _RETRY_AFTER_S_MAX = 3600.0
 _LATER = frozenset({408, 425, 429})
 _NOT_MODIFIED = 304
 _NEXT_LINK = re.compile(r'<([^>]*)>((?:\s*;\s*[^;,="]+(?:="[^"]*"|=[^;,"]*)?)*)')
-_IS_NEXT = re.compile(r';\s*rel\s*=\s*(?:"(?:[^"]*\s)?next(?:\s[^"]*)?"|next\s*(?:;|$))', re.IGNORECASE)
+_IS_NEXT = re.compile(
+    r';\s*rel\s*=\s*(?:"(?:[^"]*\s)?next(?:\s[^"]*)?"|next\s*(?:;|$))', re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,11 @@ class HttpPollSource:
     @property
     def origin(self) -> str:
         """The address, without its query, and where its rows are."""
-        return f"{self.url.partition('?')[0]}, {self.rows}" if self.rows else self.url.partition("?")[0]
+        return (
+            f"{self.url.partition('?')[0]}, {self.rows}"
+            if self.rows
+            else self.url.partition("?")[0]
+        )
 
     def open(self, positions: Mapping[str, Position]) -> HttpPollReader:
         """Return what reads on; see :class:`~millstream.connectors.connector.SourceConnector`."""
@@ -167,16 +173,13 @@ class HttpPollReader:
         return following
 
     def _take_row(self, row: PageRow, where: str) -> None:
-        text = row.text.encode("utf-8", "backslashreplace")
         try:
-            if not self._taken.take(row):
-                return
-            if row.flaw or not isinstance(row.event, dict):
-                raise ValueError(row.flaw or f"it is no JSON object, but {row.event!r:.100}")
-            self._rows.add(row.text.encode(), row.event)
-        except ConfigError:
+            if self._taken.take(row):
+                self._rows.add(row.text.encode(), _event(row))
+        except ConfigError:  # which is a ValueError, too
             raise
         except ValueError as error:
+            text = row.text.encode("utf-8", "backslashreplace")
             self._rows.add_dead(text, where, str(error))
 
     # ── requests ────────────────────────────────────────────────────────────────────────────
@@ -262,6 +265,17 @@ class HttpPollReader:
         return target
 
 
+def _event(row: PageRow) -> dict[str, Any]:
+    """Return what a row is.
+
+    Raises:
+        ValueError: it is no object.
+    """
+    if row.flaw or not isinstance(row.event, dict):
+        raise ValueError(row.flaw or f"it is no JSON object, but {row.event!r:.100}")
+    return row.event
+
+
 def _next_link(header: str) -> str | None:
     for found in _NEXT_LINK.finditer(header):
         if _IS_NEXT.search(found[2]):
@@ -273,4 +287,5 @@ def _with_param(target: str, name: str, value: str) -> str:
     """Return a target with a parameter, instead of the one of that name."""
     path, _, query = target.partition("?")
     kept = [part for part in query.split("&") if part and part.partition("=")[0] != quote(name)]
-    return f"{path}?{'&'.join([*kept, f'{quote(name)}={quote(value, safe="")}'])}"
+    given = f"{quote(name)}={quote(value, safe='')}"
+    return f"{path}?{'&'.join([*kept, given])}"

@@ -41,7 +41,9 @@ class JsonPage:
             self._text = body.decode("utf-8-sig")
             self.document = decoder.decode(self._text)
         except (ValueError, RecursionError):
-            raise RetriableError(f"{shown} responded with what is no JSON. It is tried again.") from None
+            raise RetriableError(
+                f"{shown} responded with what is no JSON. It is tried again."
+            ) from None
 
     def rows(self, path: str) -> Iterator[PageRow]:
         """Yield the rows at a path.

@@ -118,18 +118,9 @@ class RowCursor:
         known = id_of(row, self.id)
         given = row.event.get(self.name) if isinstance(row.event, dict) else None
         try:
-            key = _ordered(given)
-            last = key if self.value is None else _ordered(self.value)
-            if key[0] != last[0]:
-                raise ValueError(
-                    f"its cursor {self.name!r} is {given!r:.80}, and that of rows before was {self.value!r:.80}"
-                )
+            key, last = self._places(given)
         except ValueError:
-            id_bad = id_of(row, None)
-            is_new = id_bad not in self.bad and id_bad not in self._bad_now
-            self._bad_now.add(id_bad)
-            self._require_few(self._bad_now, "have no")
-            if is_new:
+            if self._is_new_bad(row):
                 raise
             return False
         if key > last or self.value is None:
@@ -145,6 +136,27 @@ class RowCursor:
         is_new = known not in self.ids
         self.ids.add(known)
         self._require_few(self.ids, f"have one and the same value ({given!r:.80}) in the")
+        return is_new
+
+    def _places(self, given: Any) -> tuple[_Key, _Key]:
+        """Return where a row is, and where the last one was.
+
+        Raises:
+            ValueError: the two cannot be compared.
+        """
+        key = _ordered(given)
+        last = key if self.value is None else _ordered(self.value)
+        if key[0] != last[0]:
+            raise ValueError(
+                f"its cursor {self.name!r} is {given!r:.80}, and that of rows before was {self.value!r:.80}"
+            )
+        return key, last
+
+    def _is_new_bad(self, row: PageRow) -> bool:
+        known = id_of(row, None)
+        is_new = known not in self.bad and known not in self._bad_now
+        self._bad_now.add(known)
+        self._require_few(self._bad_now, "have no")
         return is_new
 
     def end(self) -> None:

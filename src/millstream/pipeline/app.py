@@ -212,7 +212,9 @@ class App(BackgroundApp):
         Raises:
             ConfigError: a type or an option is not known, or they do not fit together.
         """
-        declared = TopicDeclaration(name, schema, format, avro_schema, avro_schemas, metadata, registry)
+        declared = TopicDeclaration(
+            name, schema, format, avro_schema, avro_schemas, metadata, registry
+        )
         fields, values = declared.read()
         check_policy(name, bad)
         if key is not None:

@@ -106,7 +106,13 @@ def test_by_a_cursor_each_row_is_taken_once_whatever_pages_and_ties_there_are(
         more = (page + 1) * page_size < len(kept)
         return 200, {"items": shown, "page": page + 1 if more else None}
 
-    options = {"rows": "items", "cursor": "c", "since": "from", "next": "page", "next_param": "page"}
+    options = {
+        "rows": "items",
+        "cursor": "c",
+        "since": "from",
+        "next": "page",
+        "next_param": "page",
+    }
     with http_service.serving(answer) as service:
         for steps in rounds:
             for number, step in enumerate(steps):
@@ -216,16 +222,20 @@ def test_a_page_of_another_server_does_not_get_the_headers(tmp_path):
         def answer(_asked, _number):
             return 200, [{"a": 1}], {"Link": f'<{other.url}/>; rel="next"'}
 
-        with http_service.serving(answer) as service:
-            with pytest.raises(ConfigError, match="leads to a page on another server"):
-                run(service, tmp_path, headers={"X-Key": "secret"})
+        with (
+            http_service.serving(answer) as service,
+            pytest.raises(ConfigError, match="leads to a page on another server"),
+        ):
+            run(service, tmp_path, headers={"X-Key": "secret"})
         assert other.asked == []
 
 
 def test_pages_that_lead_to_themselves_are_refused(tmp_path):
-    with http_service.serving(Answers({"items": [], "next": "?page=2"})) as service:
-        with pytest.raises(ConfigError, match="have no end"):
-            run(service, tmp_path, rows="items", next="next")
+    with (
+        http_service.serving(Answers({"items": [], "next": "?page=2"})) as service,
+        pytest.raises(ConfigError, match="have no end"),
+    ):
+        run(service, tmp_path, rows="items", next="next")
 
 
 # ── what a server answers ───────────────────────────────────────────────────────────────────
@@ -310,7 +320,9 @@ def test_a_secret_is_a_header(tmp_path, monkeypatch):
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -318,7 +330,9 @@ JSON_VALUES = st.recursive(
 @given(st.lists(JSON_VALUES, max_size=5), JSON_VALUES, st.sampled_from([None, 0, 2]), st.booleans())
 def test_rows_have_the_text_that_they_have_in_the_document(rows, beside, indent, ascii_only):
     document = {"beside": beside, "data": {"more": beside, "items": rows}, "after": beside}
-    body = json.dumps(document, indent=indent, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+    body = json.dumps(document, indent=indent, ensure_ascii=ascii_only).encode(
+        "utf-8", "surrogatepass"
+    )
     try:
         body.decode()
     except UnicodeDecodeError:
@@ -330,7 +344,9 @@ def test_rows_have_the_text_that_they_have_in_the_document(rows, beside, indent,
 
 
 def test_numbers_keep_their_digits_and_what_is_no_json_is_a_dead_letter(tmp_path):
-    body = b' { "data" : [ {"x": 0.10000000000000000001}\n, {"x": NaN}, {"x": 1e999}] , "data2": 1 } '
+    body = (
+        b' { "data" : [ {"x": 0.10000000000000000001}\n, {"x": NaN}, {"x": 1e999}] , "data2": 1 } '
+    )
     with http_service.serving(lambda *_: (200, body)) as service:
         status = run(service, tmp_path, rows="data")
     assert (status.records, status.dead) == (2, 1)

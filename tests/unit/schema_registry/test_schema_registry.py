@@ -74,20 +74,29 @@ def test_a_number_that_a_registry_learns_a_moment_later_is_known(server, clock):
     assert isinstance(registry.schemas([8])[8], RegisteredSchema)
 
 
-@pytest.mark.parametrize("fault", [UNAVAILABLE, (429, {}), (408, b""), (500, {"error_code": 50001})])
-def test_a_registry_that_does_not_respond_is_asked_again_with_one_line(server, clock, caplog, fault):
+@pytest.mark.parametrize(
+    "fault", [UNAVAILABLE, (429, {}), (408, b""), (500, {"error_code": 50001})]
+)
+def test_a_registry_that_does_not_respond_is_asked_again_with_one_line(
+    server, clock, caplog, fault
+):
     server.faults = [fault] * 5
     with caplog.at_level(logging.WARNING):
         assert client(server, clock).schemas([7]) == {7: SEVEN}
     assert clock.slept == [0.5, 1, 2, 4, 8]
     (line,) = caplog.messages
-    assert line == f"The schema registry at {server.url} responds {fault[0]}. It is asked again for 60 seconds."
+    assert (
+        line
+        == f"The schema registry at {server.url} responds {fault[0]}. It is asked again for 60 seconds."
+    )
 
 
 def test_after_a_minute_the_batch_fails_and_the_next_one_asks_anew(server, clock, caplog):
     registry = client(server, clock)
     server.faults = [UNAVAILABLE] * 1000
-    with pytest.raises(RetriableError, match="responds 503. It was asked for 60 seconds; nothing"):
+    with pytest.raises(
+        RetriableError, match=r"responds 503\. It was asked for 60 seconds; nothing"
+    ):
         registry.schemas([7])
     assert 45 < sum(clock.slept) <= 60
     server.faults = []
@@ -124,7 +133,10 @@ def test_a_connection_that_breaks_in_a_body_is_asked_again(clock):
         ((200, b"<html>"), "responds 200"),
         ((200, [1]), "describes the schema 7 in another form"),
         ((200, {"schema": 5}), "gave a schema without its text"),
-        ((200, {"schema": "{}", "references": [{"name": "x"}]}), "describes the schema 7 in another form"),
+        (
+            (200, {"schema": "{}", "references": [{"name": "x"}]}),
+            "describes the schema 7 in another form",
+        ),
     ],
 )
 def test_what_is_no_registry_stops_the_job(server, clock, fault, said):

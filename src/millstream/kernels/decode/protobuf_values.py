@@ -70,14 +70,13 @@ class ProtobufReader:
         message = make()
         try:
             message.ParseFromString(datum[start:])
-            if not message.IsInitialized():
-                lacks = ", ".join(message.FindInitializationErrors())
-                raise DecodeError(f"the value is not Protobuf of its schema: it lacks {lacks}")
-            return reader.read(message)
-        except DecodeError:
-            raise
+            lacks = message.FindInitializationErrors()  # of what an old file requires
+            found = reader.read(message)
         except Exception as error:  # bytes of another schema raise all sorts of things
             raise DecodeError(f"the value is not Protobuf of its schema: {error}") from error
+        if lacks:
+            raise DecodeError(f"the value is not Protobuf of its schema: it lacks {lacks[0]}")
+        return found
 
     def _message(self, path: tuple[int, ...]) -> tuple[Any, _MessageReader]:
         found, inner = self._file, list(self._file.message_types_by_name.values())
@@ -187,7 +186,9 @@ def _key(key: Any) -> str:
 
 
 def _is_repeated(field: Any) -> bool:
-    repeated = getattr(field, "is_repeated", None)  # not before protobuf 6.31; the other warns since
+    repeated = getattr(
+        field, "is_repeated", None
+    )  # not before protobuf 6.31; the other warns since
     return bool(field.label == field.LABEL_REPEATED if repeated is None else repeated)
 
 
@@ -217,9 +218,7 @@ def _file_of(schema: RegisteredSchema) -> Any:
             added.add(file_name)
         return pool.FindFileByName(name)
     except Exception as error:  # what a registry has is not always whole
-        raise DecodeError(
-            f"the Protobuf schema {schema.number} cannot be read: {error}"
-        ) from error
+        raise DecodeError(f"the Protobuf schema {schema.number} cannot be read: {error}") from error
 
 
 def _add_well_known(pool: Any, name: str, files: dict[str, Any], added: set[str]) -> None:

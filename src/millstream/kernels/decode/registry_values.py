@@ -71,7 +71,7 @@ class RegistryDecoder:
         of_json = [number for number in named.tolist() if self._readers.get(number, "") is None]
         is_json = np.isin(numbers, of_json)
         by_row = decode_rows(values, np.flatnonzero(~is_json), self._fields, self._read)
-        if not len(of_json):
+        if not of_json:
             return by_row
         return self._with_json(values, np.flatnonzero(is_json), by_row)
 

@@ -161,9 +161,7 @@ def proto(message="shop.Order", /, **given):
 
 def decode(registry, values, declared=Order):
     fields = fields_of(declared, what="topic")
-    return (
-        RegistryFormat(registry.url).decoder(fields).decode(pa.array(values, pa.binary()))
-    )
+    return RegistryFormat(registry.url).decoder(fields).decode(pa.array(values, pa.binary()))
 
 
 def rows_of(decoded):
