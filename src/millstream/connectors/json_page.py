@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from json.decoder import scanstring
 from typing import Any
 
 from millstream.errors import ConfigError, RetriableError
@@ -93,7 +92,7 @@ class JsonPage:
         found = -1
         place = self._skip(place + 1)
         while self._text[place] != "}":
-            name, place = scanstring(self._text, place + 1)
+            name, place = self._decode(self._text, place)
             place = self._skip(self._skip(place) + 1)
             if name == wanted:
                 found = place
