@@ -1,7 +1,4 @@
-"""A schema registry for tests: the part of Confluent's protocol that is asked for, over HTTP, with faults where a test wants them.
-
-Karapace, a registry that others wrote, is in tests/apache_kafka/test_schema_registry.py.
-"""
+"""A schema registry for tests: the part of Confluent's protocol that is asked for, over HTTP, with faults where a test wants them."""
 
 import base64
 import json

@@ -10,7 +10,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import http_service
 import pytest
-from hypothesis import given
+from example_counts import some
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream as ms
@@ -82,6 +83,7 @@ def test_with_an_id_a_row_that_has_changed_is_the_same(tmp_path):
 ROUNDS = st.lists(st.lists(st.integers(0, 3), max_size=6), min_size=1, max_size=5)
 
 
+@settings(max_examples=some(25))  # each writes a log
 @given(ROUNDS, st.integers(1, 3), st.sampled_from(["number", "time", "text"]), st.booleans())
 def test_by_a_cursor_each_row_is_taken_once_whatever_pages_and_ties_there_are(
     tmp_path_factory, rounds, page_size, kind, inclusive

@@ -243,6 +243,32 @@ def test_every_field_of_a_message_becomes_a_plain_value(registry):
     }
 
 
+# What the serializers of confluent-kafka 2.16.1 wrote: shop.Order, shop.Other.Within, Avro, JSON.
+OF_CONFLUENT = (
+    "00000000010008ac021202c3bc2a0e0a016110ffffffffffffffffff01320c08c0ddf7cb061080cab5ee01"
+    "380149000000000000f83f",
+    "000000000204020008f7ffffffffffffffff01",
+    "0000000003d80404c3bc02026e",
+    "00000000047b226964223a3330302c226e616d65223a22c3bc227d",
+)
+
+
+def test_values_that_confluents_client_wrote_are_read():
+    with registry_server.serving() as registry:
+        file = file_of(ORDER).SerializeToString()
+        for kind, text in (("PROTOBUF", ""), ("PROTOBUF", ""), ("AVRO", AVRO), ("JSON", "{}")):
+            registry.add(kind, text, file=file if kind == "PROTOBUF" else b"")
+        found = decode(registry, [bytes.fromhex(one) for one in OF_CONFLUENT], Whole)
+    assert found.errors == []
+    first, within, of_avro, of_json = found.table.to_pylist()
+    assert (first["id"], first["name"], first["kind"], first["cash"]) == (300, "ü", "LARGE", 1.5)
+    assert first["tags"] == [{"key": "a", "value": -1}]
+    assert first["at"] == datetime(2026, 1, 31, 12, 0, 0, 500_000, tzinfo=UTC)
+    assert within["id"] == -9
+    assert (of_avro["id"], of_avro["name"], of_avro["note"]) == (300, "ü", "n")
+    assert (of_json["id"], of_json["name"], of_json["note"]) == (300, "ü", None)
+
+
 def test_what_a_message_does_not_set_is_missing_or_the_default_of_its_type(registry):
     (row,) = decode(registry, [confluent(2, b"\0")], Whole).table.to_pylist()
     assert (row["id"], row["name"], row["raw"], row["kind"]) == (0, "", b"", "SMALL")
