@@ -245,8 +245,7 @@ def test_every_field_of_a_message_becomes_a_plain_value(registry):
 
 # What the serializers of confluent-kafka 2.16.1 wrote: shop.Order, shop.Other.Within, Avro, JSON.
 OF_CONFLUENT = (
-    "00000000010008ac021202c3bc2a0e0a016110ffffffffffffffffff01320c08c0ddf7cb061080cab5ee01"
-    "380149000000000000f83f",
+    "00000000010008ac021202c3bc2a0e0a016110ffffffffffffffffff01320c08c0ddf7cb061080cab5ee01380149000000000000f83f",
     "000000000204020008f7ffffffffffffffff01",
     "0000000003d80404c3bc02026e",
     "00000000047b226964223a3330302c226e616d65223a22c3bc227d",
