@@ -1,5 +1,7 @@
 """Records per CPU-second of each source, into a log in a folder: reading, checking and writing, of the process alone.
 
+``registry-…`` are values of a schema registry that are decoded into a table, without a log.
+
 The same events of five fields, about 100 bytes as JSON, are put outside first: into ten files of a folder, or a stream of a
 Redis server. Each source runs in a process of its own, some times over. A server's own CPU is not counted.
 
@@ -16,12 +18,47 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-SOURCES = ("json-lines", "json-lines.gz", "csv", "csv-typed", "parquet", "generate", "redis")
+SOURCES = (
+    "json-lines",
+    "json-lines.gz",
+    "csv",
+    "csv-typed",
+    "parquet",
+    "generate",
+    "redis",
+    "http-poll",
+    "registry-avro",
+    "registry-protobuf",
+    "registry-json",
+)
+PAGE = 1000  # rows of an answer
+AVRO = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "customer", "type": "long"},
+        {"name": "product", "type": "string"},
+        {"name": "cents", "type": "long"},
+        {"name": "placed", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+    ],
+}
+PROTOBUF = """
+syntax: "proto3" name: "order.proto" dependency: "google/protobuf/timestamp.proto"
+message_type { name: "Order"
+  field { name: "id" number: 1 type: TYPE_INT64 label: LABEL_OPTIONAL }
+  field { name: "customer" number: 2 type: TYPE_INT64 label: LABEL_OPTIONAL }
+  field { name: "product" number: 3 type: TYPE_STRING label: LABEL_OPTIONAL }
+  field { name: "cents" number: 4 type: TYPE_INT64 label: LABEL_OPTIONAL }
+  field { name: "placed" number: 5 type: TYPE_MESSAGE type_name: ".google.protobuf.Timestamp" label: LABEL_OPTIONAL }
+}"""
 FILES = 10
 
 
@@ -68,16 +105,121 @@ def connector_of(source: str, place: str, records: int) -> Any:
     if source == "generate":
         schema = {"id": int, "customer": range(100_000), "product": str, "ok": bool, "x": float}
         return ms.generate(schema, count=records)
+    if source == "http-poll":
+        return ms.http_poll(place, rows="data", next="next", cursor="id", key="id")
     if source == "redis":
         return ms.redis_stream(place, "events")
     types = {"id": int, "customer": int, "cents": int} if source == "csv-typed" else None
     return ms.folder(place, key="id", columns=types, settled="0 seconds")
 
 
+def registry_values(kind: str, records: int) -> list[bytes]:
+    """Return events as a registry's clients write them, all of the schema 1."""
+    import io
+    from datetime import datetime
+
+    prefix, values = b"\0\0\0\0\1", []
+    if kind == "protobuf":
+        from google.protobuf import message_factory
+
+        (order,) = message_factory.GetMessageClassesForFiles(["order.proto"], order_pool()).values()
+    if kind == "avro":
+        import fastavro
+
+        schema = fastavro.parse_schema(AVRO)
+    for event in events(0, records):
+        placed = datetime.fromisoformat(event["placed"])
+        if kind == "json":
+            values.append(prefix + json.dumps(event).encode())
+        elif kind == "avro":
+            out = io.BytesIO()
+            fastavro.schemaless_writer(out, schema, event | {"placed": placed})
+            values.append(prefix + out.getvalue())
+        else:
+            message = order(**{name: event[name] for name in event if name != "placed"})
+            message.placed.FromDatetime(placed)
+            values.append(prefix + b"\0" + message.SerializeToString())
+    return values
+
+
+def order_pool() -> Any:
+    """Return the pool of Protobuf's that has the message of the events."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, text_format, timestamp_pb2
+
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(timestamp_pb2.DESCRIPTOR.serialized_pb)
+    pool.Add(text_format.Parse(PROTOBUF, descriptor_pb2.FileDescriptorProto()))
+    return pool
+
+
+def decode(kind: str, place: str, records: int) -> None:
+    """Decode values of a registry in batches, and print the CPU-seconds."""
+    from datetime import datetime
+
+    import pyarrow as pa
+
+    from millstream.kernels.decode.registry_values import RegistryFormat
+    from millstream.pipeline.schema import fields_of
+
+    types = {"id": int, "customer": int, "product": str, "cents": int, "placed": datetime}
+    values = registry_values(kind, records)
+    decoder = RegistryFormat(place).decoder(fields_of(types, what="events"))
+    decoder.decode(pa.array(values[:10], pa.binary()))  # what is loaded once is not counted
+    before = time.process_time()
+    good = sum(
+        len(decoder.decode(pa.array(values[first : first + 10_000], pa.binary())).good)
+        for first in range(0, records, 10_000)
+    )
+    print(time.process_time() - before)
+    assert good == records
+
+
+@contextmanager
+def serve(source: str, records: int) -> Iterator[str]:
+    """Serve events in pages, or the schemas of a registry, from a process of its own; yield its address."""
+    command = [sys.executable, __file__, "--serve", source, "--records", str(records)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            yield server.stdout.readline().strip()
+        finally:
+            server.kill()
+
+
+def answer_with(source: str, records: int) -> None:
+    """Be the server, until the process is killed."""
+    import base64
+
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+    import http_service
+    import registry_server
+
+    def page(asked: Any, _number: int) -> Any:
+        first = int(asked.target.rpartition("=")[2] or 0) if "=" in asked.target else 0
+        end = min(first + PAGE, records)
+        following = f"/?from={end}" if end < records else None
+        return 200, {"data": list(events(first, end - first)), "next": following}
+
+    registry = registry_server.Registry()
+    if source == "registry-avro":
+        registry.add("AVRO", AVRO, number=1)
+    if source == "registry-json":
+        registry.add("JSON", {"type": "object"}, number=1)
+    if source == "registry-protobuf":
+        file = order_pool().FindFileByName("order.proto").serialized_pb
+        registry.add("PROTOBUF", base64.b64encode(file).decode(), number=1, file=file)
+    with http_service.serving(page if source == "http-poll" else registry.answer) as service:
+        print(service.url, flush=True)
+        threading.Event().wait()
+
+
 def read(source: str, place: str, log: str, records: int) -> None:
     """Run a source to its end, and print its CPU-seconds."""
     import millstream as ms
 
+    if source.startswith("registry-"):
+        decode(source.removeprefix("registry-"), place, records)
+        return
     connector = connector_of(source, place, records)
     before = resource.getrusage(resource.RUSAGE_SELF)
     status = ms.source(connector, topic="events", to=log).run(until="caught-up")
@@ -104,6 +246,8 @@ def measure(source: str, records: int, repeats: int) -> list[float]:
                     for event in events(first, min(5000, records - first)):
                         pipe.xadd("events", event)
                     pipe.execute()
+        elif source == "http-poll" or source.startswith("registry-"):
+            place = stack.enter_context(serve(source, records))
         elif source != "generate":
             put_files(source, Path(place), records)
         rates = []
@@ -130,14 +274,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--source", nargs="*", choices=SOURCES, default=SOURCES)
     parser.add_argument("--read", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.serve:
+        answer_with(given.serve, given.records)
+        return
     if given.read:
         read(*given.read, given.records)
         return
     for source in given.source:
         rates = measure(source, given.records, given.repeats)
         print(
-            f"{source:14} {statistics.median(rates):10,.0f} records per CPU-second "
+            f"{source:18} {statistics.median(rates):10,.0f} records per CPU-second "
             f"({min(rates):,.0f} to {max(rates):,.0f})",
             flush=True,
         )

@@ -145,7 +145,7 @@ PUBLIC_NAMES: dict[str, str] = {
     ),
     "docs/reference/databases": (
         "capture Capture CaptureStatus apply Apply ApplyStatus reconcile Reconciler Reconciliation TableComparison "
-        "source Source SourceStatus folder generate mqtt redis_stream "
+        "source Source SourceStatus folder generate http_poll mqtt redis_stream "
         "sink SinkRun SinkStatus to_http to_redis"
     ),
     "docs/reference/sourcing": (

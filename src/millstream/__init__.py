@@ -26,6 +26,7 @@ _MODULES: dict[str, str] = {
         "millstream.client.open": "connect",
         "millstream.connectors.folder.folder_source": "folder",
         "millstream.connectors.generated": "generate",
+        "millstream.connectors.http_poll": "http_poll",
         "millstream.connectors.mqtt": "mqtt",
         "millstream.connectors.redis_stream": "redis_stream",
         "millstream.connectors.sinks.http_sink": "to_http",
@@ -106,6 +107,7 @@ if TYPE_CHECKING:
     from millstream.client.open import connect as connect
     from millstream.connectors.folder.folder_source import folder as folder
     from millstream.connectors.generated import generate as generate
+    from millstream.connectors.http_poll import http_poll as http_poll
     from millstream.connectors.mqtt import mqtt as mqtt
     from millstream.connectors.redis_stream import redis_stream as redis_stream
     from millstream.connectors.sinks.http_sink import to_http as to_http

@@ -7,6 +7,7 @@ from typing import Literal
 import click
 
 from millstream.capture.last_status import LastStatus
+from millstream.cli.connector_options import options_of
 from millstream.cli.metrics_option import metrics_option
 from millstream.cli.status_line import StatusLine, stopped_by_signal
 from millstream.client.default_log import LOG_VARIABLE
@@ -78,11 +79,7 @@ def sink(
       millstream sink https://example.com/orders --topic orders
       millstream sink redis://cache.example:6379/0 --topic users -o hashes=user: --metrics 127.0.0.1:9464
     """
-    pairs = [option.partition("=") for option in options]
-    for given, equals, _ in pairs:
-        if not equals:
-            raise click.BadParameter(f"{given!r} is not NAME=VALUE.", param_hint="--option")
-    connector = sink_connector_of(url, {option: text for option, _, text in pairs})
+    connector = sink_connector_of(url, options_of(options))
     _run(sink_to(connector, topic=topic, log=log, name=name, start=start), until, metrics)
 
 

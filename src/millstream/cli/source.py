@@ -1,4 +1,4 @@
-"""``millstream source``: a folder, an object store or streams of Redis, read into a topic."""
+"""``millstream source``: something outside, read into a topic."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Literal
 import click
 
 from millstream.capture.last_status import LastStatus
+from millstream.cli.connector_options import options_of
 from millstream.cli.metrics_option import metrics_option
 from millstream.cli.status_line import StatusLine, stopped_by_signal
 from millstream.connectors.metrics import source_figures
 from millstream.connectors.source import Source, SourceStatus
 from millstream.connectors.source import source as source_of
+from millstream.connectors.urls import connector_of
 from millstream.metrics.exposition import Exposition
 
 
@@ -45,6 +47,14 @@ from millstream.metrics.exposition import Exposition
     help="Whether to end when there is nothing more to read.",
 )
 @click.option(
+    "-o",
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Of what is read, as in the URL's query; docs/connectors.md has those of each. May be repeated.",
+)
+@click.option(
     "--moved", is_flag=True, help="The same data has another address than in the last run."
 )
 @metrics_option
@@ -56,21 +66,25 @@ def source(
     name: str | None,
     partitions: int,
     until: Literal["stopped", "caught-up"],
+    options: tuple[str, ...],
     moved: bool,
     metrics: str | None,
 ) -> None:
-    """Read the files, objects, streams or messages at URL into a topic.
+    """Read the files, objects, streams, messages or rows at URL into a topic.
 
-    It goes on from where the last run stopped. What cannot be read goes to the topic NAME.dead. A password is better left to $MILLSTREAM_SOURCE_PASSWORD than
-    written into the URL, which others on the machine can see. Ctrl-C or SIGTERM ends it.
+    It goes on from where the last run stopped. What cannot be read goes to the topic NAME.dead. Secrets are better left to
+    $MILLSTREAM_SOURCE_PASSWORD and $MILLSTREAM_SOURCE_AUTHORIZATION (a header, of HTTP) than written into the URL, which
+    others on the machine can see. Ctrl-C or SIGTERM ends it.
 
     \b
     Examples:
       millstream source 'folder:///incoming?pattern=*.csv&columns=id:int&key=id' --topic orders
       millstream source 's3://bucket/events?format=json-lines' --topic events --to kafka://localhost:9092
       millstream source 'redis://cache.example:6379/0?streams=clicks' --topic clicks --metrics 127.0.0.1:9464
+      millstream source https://api.example/orders -o rows=data -o key=id --topic orders
     """
-    made = source_of(url, topic=topic, to=to, name=name, partitions=partitions, moved=moved)
+    connector = connector_of(url, options_of(options))
+    made = source_of(connector, topic=topic, to=to, name=name, partitions=partitions, moved=moved)
     _run(made, until, metrics)
 
 

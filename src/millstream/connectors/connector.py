@@ -86,7 +86,7 @@ class SourceReader(Protocol):
 
         Raises:
             RetriableError: what is outside does not respond. The reader is closed; another one is opened from the
-                stored positions, after a while.
+                stored positions, after a while, and not before the error's ``retry_after_s``.
             ConflictError: what follows the positions is gone, or is not what it was. The source ends.
             ConfigError: what is outside cannot be read as it was asked for. The source ends.
         """

@@ -106,6 +106,7 @@ class Source:
             except RetriableError as error:
                 status = replace(status, state="retrying", problem=str(error))
                 on_status(status)
+                self._stop.wait(error.retry_after_s)
                 retry.wait()
         return status
 

@@ -11,6 +11,7 @@ from millstream.access.secret_values import resolved_url
 from millstream.choices import choose, did_you_mean
 from millstream.connectors.connector import SourceConnector
 from millstream.connectors.folder.folder_source import folder
+from millstream.connectors.http_poll import http_poll
 from millstream.connectors.mqtt import mqtt
 from millstream.connectors.redis_stream import redis_stream
 from millstream.errors import ConfigError
@@ -26,11 +27,26 @@ _FOLDER_OPTIONS = (
     "settled",
     "every",
 )
+_HTTP_OPTIONS = (
+    "rows",
+    "every",
+    "cursor",
+    "since",
+    "start",
+    "id",
+    "next",
+    "next_param",
+    "key",
+    "time",
+    "timeout_s",
+)
 _TYPES: Mapping[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 
 
-def connector_of(url: str) -> SourceConnector:
-    """Return the connector of a URL.
+def connector_of(url: str, options: Mapping[str, str] | None = None) -> SourceConnector:
+    """Return the connector of a URL, with options as text.
+
+    They may also be in the URL's query, unless it is of HTTP: there the query is what the server is asked.
 
     Raises:
         ConfigError: there is none. The message never has a password.
@@ -48,8 +64,10 @@ def connector_of(url: str) -> SourceConnector:
             f"the source has a URL that is not known: {shown}. Give one that begins with "
             f"{', '.join(f'{known}://' for known in _MAKERS)}; docs/connectors.md describes them."
         )
+    if scheme in ("http", "https"):
+        return make(url, dict(options or {}))
     plain, _, query = url.partition("?")
-    return make(plain, dict(parse_qsl(query, keep_blank_values=True)))
+    return make(plain, {**dict(parse_qsl(query, keep_blank_values=True)), **(options or {})})
 
 
 def _folder(url: str, given: Mapping[str, str]) -> SourceConnector:
@@ -100,11 +118,23 @@ def _mqtt(url: str, given: Mapping[str, str]) -> SourceConnector:
     return mqtt(url, *topics, client=options.pop("client", ""), **options)
 
 
+def _http(url: str, given: Mapping[str, str]) -> SourceConnector:
+    options: dict[str, Any] = _known(given, _HTTP_OPTIONS)
+    if "timeout_s" in options:
+        try:
+            options["timeout_s"] = float(options["timeout_s"])
+        except ValueError:
+            raise ConfigError(
+                f"timeout_s is {options['timeout_s']!r}. Give seconds, up to 3,600."
+            ) from None
+    return http_poll(url, **options)
+
+
 def _known(given: Mapping[str, str], known: tuple[str, ...]) -> dict[str, Any]:
     for name in given.keys() - set(known):
         shown = repr(name) if name.isidentifier() else "…"  # it may be part of a password with a ?
         raise ConfigError(
-            f"the source's URL has the option {shown}. Those that it may have are {', '.join(known)}."
+            f"the source has the option {shown}. Those that it may have are {', '.join(known)}."
             f"{did_you_mean(name, known)}"
         )
     return dict(given)
@@ -113,6 +143,7 @@ def _known(given: Mapping[str, str], known: tuple[str, ...]) -> dict[str, Any]:
 _MAKERS: dict[str, Callable[[str, Mapping[str, str]], SourceConnector]] = {
     "folder": _folder,
     **dict.fromkeys(("s3", "gs", "az", "hdfs"), _objects),
+    **dict.fromkeys(("http", "https"), _http),
     "redis": _redis,
     "rediss": _redis,
     "mqtt": _mqtt,

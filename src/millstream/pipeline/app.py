@@ -183,6 +183,7 @@ class App(BackgroundApp):
         format: FormatName = "json",  # noqa: A002 - what it is called everywhere
         avro_schema: AvroSchema | None = None,
         avro_schemas: Mapping[int, AvroSchema] | str | Path | None = None,
+        registry: str | None = None,
         metadata: Metadata = (),
         bad: BadRecordPolicy = "dead-letter",
     ) -> Topic:
@@ -200,6 +201,7 @@ class App(BackgroundApp):
             avro_schema: What the values were written with: a mapping, JSON text or a file's path.
             avro_schemas: For values in Confluent's form, schemas by number: a mapping, or a folder
                 of files such as ``17.avsc``.
+            registry: The address of a schema registry, for values in Confluent's form: Avro, Protobuf, JSON.
             metadata: The record's metadata that become columns: any of ``"key"``,
                 ``"partition"``, ``"offset"``, ``"timestamp"``, ``"headers"``.
             bad: What happens to a record that cannot be decoded. ``"dead-letter"``: it is kept in the
@@ -210,7 +212,9 @@ class App(BackgroundApp):
         Raises:
             ConfigError: a type or an option is not known, or they do not fit together.
         """
-        declared = TopicDeclaration(name, schema, format, avro_schema, avro_schemas, metadata)
+        declared = TopicDeclaration(
+            name, schema, format, avro_schema, avro_schemas, metadata, registry
+        )
         fields, values = declared.read()
         check_policy(name, bad)
         if key is not None:

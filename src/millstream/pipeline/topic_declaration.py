@@ -16,10 +16,12 @@ from millstream.kernels.decode.avro_values import AvroFormat
 from millstream.kernels.decode.fields import Field, Meta
 from millstream.kernels.decode.formats import BytesFormat, JsonFormat, ValueFormat
 from millstream.kernels.decode.records import META_TYPES, meta_field
+from millstream.kernels.decode.registry_values import RegistryFormat
 from millstream.kernels.errors.dead_letters import BadRecordPolicy
 from millstream.pipeline.avro import AvroSchema, fields_of_avro, read_schema, read_schemas
 from millstream.pipeline.expressions import names_given
 from millstream.pipeline.schema import Declaration, Schema, schema_of
+from millstream.schema_registry import check_registry
 
 FormatName = Literal["json", "avro", "bytes"]
 Metadata = Sequence[Meta]
@@ -36,6 +38,7 @@ class TopicDeclaration:
     avro_schema: AvroSchema | None
     avro_schemas: Mapping[int, AvroSchema] | str | Path | None
     metadata: Metadata
+    registry: str | None = None
 
     def read(self) -> tuple[tuple[Field, ...], ValueFormat]:
         """Give the fields, those of the record itself last, and the format of the values.
@@ -48,6 +51,9 @@ class TopicDeclaration:
                 f"{self.what} has an Avro schema and format={self.format!r}. Give "
                 'format="avro", or leave the Avro schema out.'
             )
+        if self.registry is not None:
+            fields, values = self._of_registry(self.registry)
+            return (*fields, *self._meta(fields)), values
         readers = {"json": self._json, "avro": self._avro, "bytes": self._bytes}
         fields, values = readers[
             choose(f"the format of {self.what}", self.format, tuple(readers))
@@ -81,6 +87,21 @@ class TopicDeclaration:
         by_number = read_schemas(self.avro_schemas, what=self.what)
         found = self._reader_schema(by_number[max(by_number)])
         return found.fields, AvroFormat(None, by_number, found.model)
+
+    def _of_registry(self, registry: str) -> tuple[tuple[Field, ...], ValueFormat]:
+        if self.format != "json":
+            raise ConfigError(
+                f"{self.what} has a schema registry and format={self.format!r}. Each value names its schema, which says "
+                "how it is written: leave the format out."
+            )
+        if self.schema is None:
+            raise ConfigError(
+                f"{self.what} has a schema registry and no schema of its own. Give a class or a mapping: it chooses among "
+                "the fields, and stays the same when the registry gets newer schemas."
+            )
+        check_registry(registry, what=self.what)
+        found = schema_of(self.schema, what=self.what)
+        return found.fields, RegistryFormat(registry, found.model)
 
     def _reader_schema(self, newest: Mapping[str, object]) -> Schema:
         if self.schema is not None:

@@ -17,6 +17,7 @@ from millstream.client.json_values import plain_value
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
 from millstream.kernels.decode.avro_values import AvroFormat
+from millstream.kernels.decode.registry_values import RegistryFormat
 from millstream.log.murmur2 import partition_of
 from millstream.pipeline.topic import Topic
 
@@ -217,6 +218,11 @@ def _text_of(value: Any) -> str:
 def _encode(values: Mapping[str, Any] | None, topic: Topic) -> bytes:
     if isinstance(topic.values, AvroFormat):
         return topic.values.encode(values or {})
+    if isinstance(topic.values, RegistryFormat):
+        raise ConfigError(
+            f"Topic {topic.name!r} has values of a schema registry, and an input row is {values!r:.100}. Give bytes, as a "
+            "producer writes them."
+        )
     try:
         return json.dumps(values, default=plain_value, separators=(",", ":")).encode()
     except TypeError as error:

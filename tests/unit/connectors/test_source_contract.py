@@ -7,10 +7,12 @@ import gzip
 import json
 import uuid
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
+import http_service
 import mqtt_server
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -251,6 +253,69 @@ class TestRedisStream(SourceContract):
     @contextmanager
     def outside(self, folder):
         yield Streams(self.server)
+
+
+@dataclass
+class Polled:
+    """Rows that a server gives by HTTP: all of them on one page, or those from a time on, in pages of seven."""
+
+    by_cursor: bool
+    rows: list = field(default_factory=list)
+    is_down: bool = False
+    url: str = ""
+
+    def connector(self):
+        options = {"cursor": "seq", "since": "from", "next": "next"} if self.by_cursor else {}
+        return ms.http_poll(f"{self.url}/events", rows="data", every="10ms", **options)
+
+    def put(self, events):
+        # Two follow one another at the same time.
+        self.rows += [event | {"seq": (len(self.rows) + n) // 2} for n, event in enumerate(events)]
+
+    def put_bad(self):
+        self.rows.append(["no", "object"])
+        return 1
+
+    def answer(self, asked, _number):
+        if self.is_down:
+            return 503, b"away", {"Retry-After": "0"}
+        query = parse_qs(urlsplit(asked.target).query)
+        start, page = (int(query.get(name, ["0"])[0]) for name in ("from", "page"))
+        if not self.by_cursor:
+            return 200, {"data": self.rows}
+        rows = [row for row in self.rows if isinstance(row, list) or row["seq"] >= start]
+        shown, end = rows[page * 7 : page * 7 + 7], (page + 1) * 7
+        following = f"/events?from={start}&page={page + 1}" if end < len(rows) else None
+        return 200, {"data": shown, "next": following}
+
+    @contextmanager
+    def down(self):
+        self.is_down = True
+        yield
+        self.is_down = False
+
+
+class TestHttpPoll(SourceContract):
+    by_cursor = False
+
+    @contextmanager
+    def outside(self, folder):
+        polled = Polled(self.by_cursor)
+        with http_service.serving(polled.answer) as service:
+            polled.url = service.url
+            yield polled
+
+    @contextmanager
+    def _trial(self, folder):
+        """Compare without the field that the server adds."""
+        with super()._trial(folder) as trial:
+            read = trial.read
+            trial.read = lambda: [{name: event[name] for name in ("n", "text")} for event in read()]
+            yield trial
+
+
+class TestHttpPollByCursor(TestHttpPoll):
+    by_cursor = True
 
 
 @dataclass

@@ -20,10 +20,12 @@ import pyarrow as pa
 from millstream.kernels.decode.avro_values import AvroFormat
 from millstream.kernels.decode.fields import Decoder, Field, Mask, Positions, table_schema
 from millstream.kernels.decode.formats import BytesFormat, JsonFormat, ValueFormat
+from millstream.kernels.decode.registry_values import RegistryFormat
 
 # Raise it when a value is decoded into something else than before, or can no longer be decoded: archives made
 # until then are not read any more.
 DECODING_VERSION = 1
+_ARCHIVED = (JsonFormat, AvroFormat, BytesFormat, RegistryFormat)
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def may_be_read(values: ValueFormat) -> bool:
     Not certain with a pydantic model's own validators: they are code, which may have changed. Archives have no
     envelopes around the columns.
     """
-    if not isinstance(values, (JsonFormat, AvroFormat, BytesFormat)):
+    if not isinstance(values, _ARCHIVED):
         return False
     return isinstance(values, BytesFormat) or values.model is None
 
@@ -138,10 +140,12 @@ def _digest(says: object) -> str:
 
 
 def _format_text(values: ValueFormat) -> str:
-    assert isinstance(values, (JsonFormat, AvroFormat, BytesFormat)), f"no archive of {values}"
+    assert isinstance(values, _ARCHIVED), f"no archive of {values}"
     said: list[object] = [type(values).__name__]
     if isinstance(values, AvroFormat):
         said += [values.writer, values.by_number]
+    if isinstance(values, RegistryFormat):
+        said.append(values.registry)  # its numbers name other schemas than those of another one
     if not isinstance(values, BytesFormat) and values.model is not None:
         said.append(_source_of(values.model))
     return json.dumps(said, sort_keys=True, default=str)

@@ -8,7 +8,7 @@ a schema does not have are missing, and get their default.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,16 +79,7 @@ class AvroDecoder:
     def _read(self, value: bytes | None) -> dict[str, Any]:
         if value is None:
             raise DecodeError("the value is null")
-        schema, datum = self._schema_of(value)
-        stream = io.BytesIO(datum)
-        try:
-            found = self._read_datum(stream, schema, None)
-        except Exception as error:  # bytes of another schema raise all sorts of things
-            what = str(error) or type(error).__name__
-            raise DecodeError(f"the value is not Avro of its schema: {what}") from error
-        left = len(datum) - stream.tell()
-        if left:
-            raise DecodeError(f"the value is not Avro of its schema: {left} bytes are left over")
+        found = read_avro(self._read_datum, *self._schema_of(value))
         if self._model is not None:
             return self._model.from_object(found)
         return RowReader().read(self._fields, found)
@@ -105,6 +96,24 @@ class AvroDecoder:
         return self._by_number[number], value[_PREFIX_BYTES:]
 
 
+def read_avro(read_datum: Callable[..., Any], schema: Any, datum: bytes) -> Any:
+    """Read a datum that is nothing but a value of a schema.
+
+    Raises:
+        DecodeError: it is not.
+    """
+    stream = io.BytesIO(datum)
+    try:
+        found = read_datum(stream, schema, None)
+    except Exception as error:  # bytes of another schema raise all sorts of things
+        what = str(error) or type(error).__name__
+        raise DecodeError(f"the value is not Avro of its schema: {what}") from error
+    left = len(datum) - stream.tell()
+    if left:
+        raise DecodeError(f"the value is not Avro of its schema: {left} bytes are left over")
+    return found
+
+
 def import_fastavro() -> Any:
     """Import fastavro.
 
@@ -115,7 +124,7 @@ def import_fastavro() -> Any:
         import fastavro  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise ConfigError(
-            'A topic is declared with format="avro", and fastavro cannot be imported here. Install '
+            "A topic has values in Avro, and fastavro cannot be imported here. Install "
             '"millstream[avro]" wherever the job runs.'
         ) from error
     return fastavro
