@@ -39,9 +39,9 @@ from millstream.kernels.process.calls import (
     timer_column,
 )
 from millstream.kernels.process.context import unknown_output
+from millstream.kernels.process.emitted_rows import HELD_ROWS, EmittedRows
 from millstream.kernels.process.frame_function import FrameContext, FrameFunction
 from millstream.kernels.process.frame_keys import FrameKeys
-from millstream.kernels.process.held_rows import HELD_ROWS, HeldRows
 from millstream.kernels.process.stored_keys import StateColumns
 
 KEY = "__key"  # UInt32: which key of the call a row is about
@@ -91,7 +91,7 @@ class _Call:
     ties: Int64s
     floor_us: int
     outputs: Mapping[str | None, FrameEmissions]
-    held: HeldRows | None
+    held: EmittedRows | None
     emitted: list[tuple[FrameEmissions, pl.DataFrame, Int64s, Int64s, int]] = field(
         default_factory=list
     )
@@ -353,7 +353,7 @@ class FrameCalls:
             # Where rows may be taken back, they may be older than what was emitted before.
             min(self.floor_us, int(times.min())) if self._own else self.floor_us,
             self.outputs,
-            HeldRows(before[HELD_ROWS]) if HELD_ROWS in self._own else None,
+            EmittedRows(before[HELD_ROWS]) if HELD_ROWS in self._own else None,
         )
         frame = given.insert_column(0, pl.Series(KEY, mine, pl.UInt32))
         shown = self._shown(here, before)

@@ -30,8 +30,8 @@ from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.process.calls import DIGEST, FAILED_ROWS
 from millstream.kernels.process.context import EMITTED_ROWS
 from millstream.kernels.process.declarations import StateDeclaration
+from millstream.kernels.process.emitted_rows import HELD_ROWS, HELD_STATE
 from millstream.kernels.process.frame_function import FrameFunction
-from millstream.kernels.process.held_rows import HELD_ROWS, HELD_STATE
 from millstream.kernels.process.operator import KeyedProcess, ProcessBatch
 from millstream.kernels.process.stored_keys import StateColumns
 from millstream.kernels.state.operator_state import OperatorState

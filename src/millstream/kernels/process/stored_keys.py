@@ -27,7 +27,7 @@ from millstream.kernels.errors.user_code import FAILURES, UnusableRowError, erro
 from millstream.kernels.frames import HASH, HIDDEN_PREFIX, WEIGHT
 from millstream.kernels.process.context import EMITTED_ROWS
 from millstream.kernels.process.declarations import StateDeclaration, StateKind
-from millstream.kernels.process.held_rows import HELD_ROWS
+from millstream.kernels.process.emitted_rows import HELD_ROWS
 from millstream.kernels.process.key_state import EMPTY, KeyStates
 from millstream.kernels.process.values import column_of
 from millstream.kernels.state.hash_order import sorted_distinct

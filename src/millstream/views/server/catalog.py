@@ -24,7 +24,6 @@ from millstream.views.reader import (
     state_store_location,
 )
 from millstream.views.schema import ViewSchema
-from millstream.views.server.status import log_brokers
 from millstream.views.state_store.store import StateStore
 from millstream.views.store_location import StoreLocation, open_state_store
 
@@ -166,7 +165,7 @@ class ViewCatalog:
         if read is None:
             return
         check_topics(wanted, view.app, read)
-        in_folder = log_brokers(store, view.app) is None
+        in_folder = store.log_brokers(view.app) is None
         count_of = self._partitions_of if in_folder else _unknown_count
         check_partitions(wanted, store.position(view.app), count_of)
 

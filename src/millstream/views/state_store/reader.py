@@ -19,7 +19,7 @@ import polars as pl
 from millstream.choices import did_you_mean
 from millstream.errors import ConfigError, UnknownViewError
 from millstream.views.coverage import CoverageSpan, OutputCoverage, OutputSink, last_covered
-from millstream.views.position import TOPIC_IDS
+from millstream.views.position import LOG_BROKERS, TOPIC_IDS
 from millstream.views.query import Query, QueryResult, ViewReader, view_id_of
 from millstream.views.schema import ViewSchema
 from millstream.views.sink import RunStart
@@ -203,6 +203,11 @@ class StateStoreReader(ViewReader):
             return stored_description(db, app, name)
 
         return self._read(description)
+
+    def log_brokers(self, app: str) -> str | None:
+        """Return the address of the brokers whose log an app reads; None where it reads a folder."""
+        known: Mapping[str, str] = self.description(app, LOG_BROKERS) or {}
+        return known.get("address")
 
     def topics_read(self, app: str) -> frozenset[str] | None:
         """Return the topics that an app reads; None before its first run."""

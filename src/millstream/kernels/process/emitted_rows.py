@@ -23,7 +23,7 @@ HELD_STATE = StateDeclaration("list", pl.Struct({"row": pl.Int64(), "time": pl.I
 _KEY = ["number", "row"]
 
 
-class HeldRows:
+class EmittedRows:
     """The rows of the keys of one call, by the number of the key. ``column`` has those of each key before the call."""
 
     def __init__(self, column: pl.Series) -> None:
