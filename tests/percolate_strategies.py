@@ -11,6 +11,7 @@ fields = st.sampled_from(["title", "body", ""])
 whole = st.integers(-3, 3)
 degrees = st.integers(-8, 8)
 halves = st.integers(-6, 6).map(lambda n: n / 2)
+half_degrees = st.integers(-16, 16).map(lambda n: n / 2)
 
 
 def ranges(field, values):
@@ -39,7 +40,7 @@ conditions = st.one_of(
         st.just("place"),
         degrees,
         degrees,
-        st.sampled_from([1, 300_001, 1_500_001]),
+        st.sampled_from([1, 60_001, 300_001, 1_500_001]),
     ),
     st.tuples(st.just("inside"), st.just("place"), corners()),
     st.just(("all",)),
@@ -65,7 +66,7 @@ rows = st.fixed_dictionaries(
         "body": texts,
         "count": st.none() | whole,
         "price": st.none() | halves,
-        "lat": st.none() | degrees.map(float),
-        "lon": st.none() | degrees.map(float),
+        "lat": st.none() | half_degrees,
+        "lon": st.none() | half_degrees,
     }
 )

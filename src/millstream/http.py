@@ -49,8 +49,10 @@ def json_response(
 ) -> Response:
     """Return a JSON response with a value."""
     text = json.dumps(value, ensure_ascii=False) + "\n"
+    # Half of a surrogate pair, as a request may name it, is no UTF-8; JSON has its escape for it.
+    content = text.encode(errors="backslashreplace")
     return Response(
-        text, status, media_type="application/json", headers={**NO_STORE, **(headers or {})}
+        content, status, media_type="application/json", headers={**NO_STORE, **(headers or {})}
     )
 
 

@@ -19,7 +19,6 @@ from typing import IO, Any
 from millstream.access.audit_log import CLIENT, ON_BEHALF_OF, Actor
 from millstream.errors import ConfigError, ConflictError
 from millstream.views.reader import apps_with_state, state_store_location
-from millstream.views.server.status import log_brokers
 from millstream.views.server.version_commands import VersionAction
 from millstream.views.store_location import open_state_store
 
@@ -116,7 +115,7 @@ class VersionRuns:
         if app not in apps_with_state(self._log):
             return None
         with open_state_store(state_store_location(self._log, app), readonly=True) as store:
-            return log_brokers(store, app)
+            return store.log_brokers(app)
 
     def read(self, app: str) -> Mapping[str, Any] | None:
         """Return the file of an app and its last command. See :class:`VersionCommands`."""

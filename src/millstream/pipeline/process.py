@@ -32,7 +32,7 @@ from millstream.pipeline.stateless import FrameSchema, declared_columns
 
 _OUTPUTS_MAX = 1000
 _BY_ROW = ("on_row", "on_retraction", "on_timer", "on_processing_timer")
-_IN_FRAMES = ("on_rows", "on_timers")
+_IN_FRAMES = ("on_rows", "on_retractions", "on_timers")
 
 
 def build_process(
@@ -165,8 +165,8 @@ def _shape_of(kernel: KeyedProcess, shape: StreamShape) -> StreamShape:
     return replace(made, mode="retract", takes_back=True) if kernel.signed else made
 
 
-def _events(shape: StreamShape) -> StreamShape:
-    """Return the shape of rows that hold for good.
+def _events(shape: StreamShape, method: str) -> StreamShape:
+    """Return the shape of rows that hold for good. ``method``: with which a function takes others.
 
     Raises:
         ConfigError: they may be taken back.
@@ -176,7 +176,7 @@ def _events(shape: StreamShape) -> StreamShape:
     if shape.is_table or shape.mode not in (None, "final"):
         raise ConfigError(
             "process comes after rows that may be replaced or taken back, and the function does not say what it does "
-            'then. Give it an on_retraction, emit "final" above, or process the events before the window or table.'
+            f'then. Give it an {method}, emit "final" above, or process the events before the window or table.'
         )
     return shape
 
@@ -189,11 +189,6 @@ def _retracts(function: ProcessFunction | FrameFunction) -> bool:
             f"{type(function).__name__} has retracts = {said!r}. Say True if it takes back what it emitted over events, or "
             "leave it out."
         )
-    if said and isinstance(function, FrameFunction):
-        raise ConfigError(
-            f"{type(function).__name__} has retracts = True, and what a FrameFunction emits holds for good. Derive it from "
-            "ms.ProcessFunction, or leave that out."
-        )
     return said
 
 
@@ -205,10 +200,11 @@ def _rows_taken(
     Raises:
         ConfigError: they are parts, or late rows; or they may be taken back, and the function does not say what it does then.
     """
-    if not isinstance(function, ProcessFunction) or not function.defines("on_retraction"):
-        return _events(shape), False
+    method = "on_retraction" if isinstance(function, ProcessFunction) else "on_retractions"
+    if not function.defines(method):
+        return _events(shape, method), False
     if shape.mode == "discard" or shape.is_table or not may_change(shape):
-        return (shape, False) if shape.mode == "retract" else (_events(shape), False)
+        return (shape, False) if shape.mode == "retract" else (_events(shape, method), False)
     if shape.is_late:
         raise ConfigError("process comes after late rows. View them, or send them to a topic.")
     return timed_changes(shape, "process"), True

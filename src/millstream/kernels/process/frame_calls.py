@@ -3,7 +3,8 @@
 ======================================  ================================================================
 comes                                   when
 ======================================  ================================================================
-all rows of the batch that are due      first, in one call, in their order
+rows that are taken back                first, in one call, in the order of time
+all rows of the batch that are due      then, in one call, in their order
 the timers that are due by its end      after them: of each key the earliest, then of each the next, ...
 ======================================  ================================================================
 
@@ -22,7 +23,7 @@ import numpy as np
 import polars as pl
 
 from millstream.errors import MillstreamError
-from millstream.kernels.arrays import Int64s
+from millstream.kernels.arrays import Bools, Int64s
 from millstream.kernels.errors.user_code import (
     FAILURES,
     UnusableRowError,
@@ -30,9 +31,15 @@ from millstream.kernels.errors.user_code import (
     error_reason,
     is_hopeless,
 )
-from millstream.kernels.frames import HASH, TIME
-from millstream.kernels.process.calls import TIMERS_AT_ONCE_MAX, timer_column
+from millstream.kernels.frames import DIFF, HASH, HIDDEN_PREFIX, TIME
+from millstream.kernels.process.calls import (
+    DIGEST,
+    FAILED_ROWS,
+    TIMERS_AT_ONCE_MAX,
+    timer_column,
+)
 from millstream.kernels.process.context import unknown_output
+from millstream.kernels.process.emitted_rows import HELD_ROWS, EmittedRows
 from millstream.kernels.process.frame_function import FrameContext, FrameFunction
 from millstream.kernels.process.frame_keys import FrameKeys
 from millstream.kernels.process.stored_keys import StateColumns
@@ -46,12 +53,17 @@ Method = Callable[[FrameContext, pl.DataFrame, pl.DataFrame], pl.DataFrame]
 
 @dataclass
 class FrameEmissions:
-    """The rows that calls have emitted to one output: in parts, one for each call."""
+    """The rows that calls have emitted to one output: in parts, one for each call.
+
+    ``signed``: rows may be taken back, and each has a sign.
+    """
 
     columns: tuple[tuple[str, pl.DataType], ...]
+    signed: bool = False
     rows: list[pl.DataFrame] = field(default_factory=list)
     times: list[Int64s] = field(default_factory=list)
     tie_parts: list[Int64s] = field(default_factory=list)
+    sign_parts: list[Int64s] = field(default_factory=list)
 
     @property
     def times_us(self) -> Int64s:
@@ -62,8 +74,8 @@ class FrameEmissions:
         return np.concatenate(self.tie_parts)
 
     @property
-    def signs(self) -> tuple[int, ...]:
-        return ()
+    def signs(self) -> Int64s:
+        return np.concatenate([np.empty(0, np.int64), *self.sign_parts])
 
     def frame(self) -> pl.DataFrame:
         return pl.concat(self.rows)
@@ -79,11 +91,14 @@ class _Call:
     ties: Int64s
     floor_us: int
     outputs: Mapping[str | None, FrameEmissions]
-    emitted: list[tuple[FrameEmissions, pl.DataFrame, Int64s, Int64s]] = field(default_factory=list)
+    held: EmittedRows | None
+    emitted: list[tuple[FrameEmissions, pl.DataFrame, Int64s, Int64s, int]] = field(
+        default_factory=list
+    )
     is_over: bool = False
 
-    def emit(self, rows: object, to: str | None) -> None:
-        """Take a frame of rows, if it is one of an output."""
+    def emit(self, rows: object, to: str | None, sign: int) -> None:
+        """Take a frame of rows, or take them back, if it is one of an output."""
         if self.is_over:
             raise UnusableRowError(
                 "rows are emitted by a context that was kept from another call. Take that of each call"
@@ -100,13 +115,34 @@ class _Call:
                 f"{', '.join([KEY, *declared])}"
             )
         numbers = key_numbers(rows, len(self.here))
-        times = self._times(rows, numbers)
         columns = [
             typed(rows[name], dtype, f"The column {name!r} of a frame that is emitted")
             for name, dtype in output.columns
         ]
+        times = self._noted(rows, to, columns, numbers, sign)
         if rows.height:
-            self.emitted.append((output, pl.DataFrame(columns), times, self.ties[numbers]))
+            self.emitted.append((output, pl.DataFrame(columns), times, self.ties[numbers], sign))
+
+    def _noted(
+        self,
+        rows: pl.DataFrame,
+        to: str | None,
+        columns: Sequence[pl.Series],
+        numbers: Int64s,
+        sign: int,
+    ) -> Int64s:
+        """Return the event times of rows, after noting that they hold, or hold no more."""
+        if sign < 0:
+            if self.held is None:
+                raise UnusableRowError(
+                    "rows are taken back by retract, and what the function emits holds for good: no row that it is given is "
+                    "taken back. Say retracts = True in its class"
+                )
+            return self.held.take_back(to, columns, numbers)
+        times = self._times(rows, numbers)
+        if self.held is not None:
+            self.held.add(to, columns, numbers, times)
+        return times
 
     def _times(self, rows: pl.DataFrame, numbers: Int64s) -> Int64s:
         if TIME not in rows.columns:
@@ -123,10 +159,12 @@ class _Call:
 
     def give(self) -> None:
         """Let what was emitted be output."""
-        for output, rows, times, ties in self.emitted:
+        for output, rows, times, ties, sign in self.emitted:
             output.rows.append(rows)
             output.times.append(times)
             output.tie_parts.append(ties)
+            if output.signed:
+                output.sign_parts.append(np.full(rows.height, sign, np.int64))
 
 
 @dataclass
@@ -149,21 +187,85 @@ class FrameCalls:
     def __post_init__(self) -> None:
         self.has_timers = self.function.defines("on_timers")
         self._tie_of = -(self.keys.hashes >> np.uint64(1)).astype(np.int64) - 1
-        self._types = {name: one.stored_dtype for name, one in self.columns.states}
+        self._own = [n for n, _ in self.columns.states if n.startswith(HIDDEN_PREFIX)]
+        self._types = {n: one.stored_dtype for n, one in self.columns.states if n not in self._own}
         if self.has_timers:
             self._types[TIMERS] = pl.List(_INSTANT)
 
     def rows(self, rows: pl.DataFrame, names: Sequence[str], numbers: Int64s) -> None:
-        """Make the calls for rows, with ``__time``; ``numbers`` are those of their keys."""
-        times = rows[TIME].to_numpy()
-        table = rows[[*names, TIME]]
+        """Make the calls for rows, with ``__time``; ``numbers`` are those of their keys.
+
+        With ``__diff`` and ``__digest`` they may be rows that are taken back.
+        """
+        every = np.arange(rows.height)
+        if DIFF not in rows.columns:
+            self._rows(self.function.on_rows, rows, names, numbers, every)
+            return
+        came = rows[DIFF].to_numpy() > 0
+        digests = rows[DIGEST].to_numpy()
+        back = every[~came]
+        back = back[~self._forget_failed(numbers[back], digests[back])]
+        self._rows(self.function.on_retractions, rows, names, numbers, back)
+        failed = self._rows(self.function.on_rows, rows, names, numbers, every[came])
+        self._note_failed(numbers[failed], digests[failed])
+
+    def _rows(
+        self,
+        method: Method,
+        rows: pl.DataFrame,
+        names: Sequence[str],
+        numbers: Int64s,
+        places: Int64s,
+    ) -> list[int]:
+        """Make the calls for rows at some places; return the places of those that fail alone."""
+        if not len(places):
+            return []
+        given = rows if len(places) == rows.height else rows[places]
+        times, of_key = given[TIME].to_numpy(), numbers[places]
+        table, failed = given[[*names, TIME]], list[int]()
 
         def one(start: int, end: int) -> BaseException | None:
-            return self._made(
-                self.function.on_rows, table[start:end], numbers[start:end], times[start:end]
-            )
+            return self._made(method, table[start:end], of_key[start:end], times[start:end])
 
-        self._by_halves(one, rows, lambda at, reason: self.failed_rows.append((at, reason)))
+        def note(at: int, reason: str) -> None:
+            failed.append(int(places[at]))
+            self.failed_rows.append((int(places[at]), reason))
+
+        self._by_halves(one, given, note)
+        return failed
+
+    def _forget_failed(self, numbers: Int64s, digests: Int64s) -> Bools:
+        """Return which rows that are taken back are ones that failed when they came; these are forgotten."""
+        found = np.zeros(len(numbers), np.bool_)
+        if not len(numbers):
+            return found
+        here = np.unique(numbers)
+        state = self.keys.some(here)
+        lists = state[FAILED_ROWS].to_list()
+        if not any(lists):
+            return found
+        of_key = dict(zip(here.tolist(), lists, strict=True))
+        for at, (number, digest) in enumerate(zip(numbers.tolist(), digests.tolist(), strict=True)):
+            if digest in of_key[number]:
+                of_key[number].remove(digest)
+                found[at] = True
+        self._put_failed(here, state, lists)
+        return found
+
+    def _note_failed(self, numbers: Int64s, digests: Int64s) -> None:
+        if not len(numbers):
+            return
+        here = np.unique(numbers)
+        state = self.keys.some(here)
+        lists = state[FAILED_ROWS].to_list()
+        of_key = dict(zip(here.tolist(), lists, strict=True))
+        for number, digest in zip(numbers.tolist(), digests.tolist(), strict=True):
+            of_key[number].append(digest)
+        self._put_failed(here, state, lists)
+
+    def _put_failed(self, here: Int64s, state: pl.DataFrame, lists: list[list[int]]) -> None:
+        column = pl.Series(FAILED_ROWS, lists, state.schema[FAILED_ROWS])
+        self.keys.put(here, state.with_columns(column), self.keys.now_us[here])
 
     def timers(self) -> None:
         """Make the calls for the timers that are due: of each key the earliest, and again until none is."""
@@ -242,14 +344,22 @@ class FrameCalls:
         here, mine = _distinct(numbers, len(self.keys.now_us))
         now_us = np.empty(len(here), np.int64)
         now_us[mine] = times  # of several rows of a key, that of the last stays
+        before = self.keys.some(here)
         call = _Call(
-            here, now_us, int(times.max()), self._tie_of[here], self.floor_us, self.outputs
+            here,
+            now_us,
+            int(times.max()),
+            self._tie_of[here],
+            # Where rows may be taken back, they may be older than what was emitted before.
+            min(self.floor_us, int(times.min())) if self._own else self.floor_us,
+            self.outputs,
+            EmittedRows(before[HELD_ROWS]) if HELD_ROWS in self._own else None,
         )
         frame = given.insert_column(0, pl.Series(KEY, mine, pl.UInt32))
-        shown = self._shown(here)
+        shown = self._shown(here, before)
         try:
             returned = method(FrameContext(call.emit), frame, shown)
-            state = self._state(returned, len(here))
+            state = self._state(returned, before, call)
         except MillstreamError:
             raise
         except FAILURES as error:
@@ -260,14 +370,14 @@ class FrameCalls:
         self.keys.put(here, state, now_us)
         return None
 
-    def _shown(self, here: Int64s) -> pl.DataFrame:
+    def _shown(self, here: Int64s, state: pl.DataFrame) -> pl.DataFrame:
         """Return the state of some keys as the user's code sees it."""
         whole = len(here) == len(self.keys.now_us)
-        keys, state = self.keys.keys if whole else self.keys.keys[here], self.keys.some(here)
+        keys, state = self.keys.keys if whole else self.keys.keys[here], state.drop(self._own)
         number = pl.Series(KEY, np.arange(len(here)), pl.UInt32)
         return pl.DataFrame([number, *keys.drop(HASH).get_columns(), *state.get_columns()])
 
-    def _state(self, returned: object, count: int) -> pl.DataFrame:
+    def _state(self, returned: object, before: pl.DataFrame, call: _Call) -> pl.DataFrame:
         """Return the new state of the keys of a call, in their order, from what the user's code returned."""
         if not isinstance(returned, pl.DataFrame):
             raise UnusableRowError(
@@ -278,7 +388,7 @@ class FrameCalls:
             raise UnusableRowError(
                 f"the state that is returned has no column {', '.join(missing)}; it has {', '.join(returned.columns)}"
             )
-        numbers = key_numbers(returned, count)
+        numbers, count = key_numbers(returned, before.height), before.height
         if np.bincount(numbers).max(initial=0) > 1:
             raise UnusableRowError(
                 "the state that is returned has several rows of one key. Aggregate them by __key"
@@ -295,10 +405,15 @@ class FrameCalls:
         self._check_maps(state)
         if self.has_timers:
             state = state.with_columns(pl.col(TIMERS).list.drop_nulls().list.unique().list.sort())
-        return with_defaults(_placed(state, numbers, count), self.columns)
+        state = _placed(state, numbers, count)
+        if self._own:
+            own = before.select(self._own)
+            state = state.hstack(own if call.held is None else own.with_columns(call.held.column()))
+            state = state[before.columns]
+        return with_defaults(state, self.columns)
 
     def _check_maps(self, state: pl.DataFrame) -> None:
-        for name in (name for name, one in self.columns.states if one.kind == "map"):
+        for name in (n for n, one in self.columns.states if one.kind == "map" and n in self._types):
             items = state[name]
             keys = items.list.eval(pl.element().struct.field("key"))
             if items.list.eval(pl.element().is_null()).list.any().any():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from typing import ClassVar
 
 import polars as pl
 
@@ -15,7 +16,7 @@ class FrameContext:
 
     __slots__ = ("_emit",)
 
-    def __init__(self, emit: Callable[[object, str | None], None]) -> None:
+    def __init__(self, emit: Callable[[object, str | None, int], None]) -> None:
         self._emit = emit
 
     def emit(self, rows: pl.DataFrame, *, to: str | None = None) -> None:
@@ -24,7 +25,15 @@ class FrameContext:
         A row has the event time of the last row of its key in the call, or of the timer. If the frame has the column
         ``__time``, as the rows that are given have it, that is its event time. ``to`` is the name of a side output.
         """
-        self._emit(rows, to)
+        self._emit(rows, to, 1)
+
+    def retract(self, rows: pl.DataFrame, *, to: str | None = None) -> None:
+        """Take back rows that were emitted for their keys, by giving them again: a frame as for :meth:`emit`.
+
+        A function may do so after rows that may be taken back; after events, if its class has ``retracts = True``. Rows
+        are taken back with the event times that they were emitted with. If one does not hold, that is an error of the call.
+        """
+        self._emit(rows, to, -1)
 
 
 class FrameFunction(KeyedFunction):
@@ -40,6 +49,10 @@ class FrameFunction(KeyedFunction):
     ``on_timers``, ``__timers``, a list of the times of the key's timers. What is returned has ``__key``, a column for each
     state, and ``__timers``, in any order; other columns are ignored. Of a key that it has no row of, state and timers are forgotten.
 
+    Attributes:
+        retracts: Whether it takes back what it has emitted (:meth:`FrameContext.retract`), though no row that it is given
+            is taken back. Then a key remembers each row that it has emitted and that holds.
+
     Example::
 
         class Totals(ms.FrameFunction):
@@ -52,6 +65,8 @@ class FrameFunction(KeyedFunction):
                 return state
     """
 
+    retracts: ClassVar[bool] = False
+
     @abstractmethod
     def on_rows(
         self, context: FrameContext, rows: pl.DataFrame, state: pl.DataFrame
@@ -61,6 +76,17 @@ class FrameFunction(KeyedFunction):
         A call that raises is made again with the first half of its rows, and then with the second: so the rows that fail
         alone are found, and become dead letters.
         """
+
+    def on_retractions(
+        self, context: FrameContext, rows: pl.DataFrame, state: pl.DataFrame
+    ) -> pl.DataFrame:
+        """Take rows that no longer hold, as they were given to :meth:`on_rows`; return the new state of their keys.
+
+        A class with this method may come after rows that are replaced or taken back, and may there take back what it
+        has emitted: :meth:`FrameContext.retract`. Those of a batch come before the rows that it adds. A row that ``on_rows``
+        failed on is not taken back. After events it is never called.
+        """
+        raise NotImplementedError
 
     def on_timers(
         self, context: FrameContext, timers: pl.DataFrame, state: pl.DataFrame

@@ -273,7 +273,9 @@ class ProcessBatch:
         operator = self.operator
         timers = function.defines("on_timers")
         keys, numbers = frame_keys(known, due, operator.state_columns, timers=timers)
-        outputs = {name: FrameEmissions(columns) for name, columns in operator.outputs}
+        outputs = {
+            name: FrameEmissions(columns, operator.signed) for name, columns in operator.outputs
+        }
         calls = FrameCalls(
             function,
             operator.code,

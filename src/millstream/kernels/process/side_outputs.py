@@ -27,7 +27,7 @@ class Emitted(Protocol):
     @property
     def ties(self) -> Any: ...
     @property
-    def signs(self) -> Sequence[int]:
+    def signs(self) -> Any:
         """1 of a row that was emitted, -1 of one that was taken back; empty where none can be."""
         ...
 
@@ -65,7 +65,7 @@ def _table(output: Emitted, number: int | None, *, ordered: bool) -> pl.DataFram
         rows = rows.with_columns(pl.lit(number, pl.UInt16).alias(BRANCH))
     times = pl.Series(TIME, output.times_us, pl.Int64)
     rows = rows.hstack([times])
-    if output.signs:
+    if len(output.signs):
         rows = rows.hstack([pl.Series(DIFF, output.signs, pl.Int8)])
     if ordered:
         ties = pl.Series(RELEASED_TIE, output.ties, pl.Int64)

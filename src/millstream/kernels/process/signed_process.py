@@ -4,6 +4,9 @@ Rows come when they come: those that are taken back with a sign, each batch with
 (:func:`millstream.kernels.final_rows.changes_in_time`). The changes of a key in a batch are in the order of event time; of one time, rows that
 are taken back come first, and then the order is that of a digest of their values, as they have no place in the log.
 
+A function over frames is given the rows of a batch that are taken back in one call, and then those that it adds: on balance none of these is
+taken back by it.
+
 A row on which ``on_row`` fails is no part of the key's state. So its digest is kept with the key until it is taken back, and
 ``on_retraction`` is not called for it. Of each row that was emitted and holds, its digest and event time are kept with the key: so
 nothing is taken back that does not hold, and what is has the time that it came with. What a batch emits and takes back again comes to nothing.
@@ -27,6 +30,8 @@ from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.process.calls import DIGEST, FAILED_ROWS
 from millstream.kernels.process.context import EMITTED_ROWS
 from millstream.kernels.process.declarations import StateDeclaration
+from millstream.kernels.process.emitted_rows import HELD_ROWS, HELD_STATE
+from millstream.kernels.process.frame_function import FrameFunction
 from millstream.kernels.process.operator import KeyedProcess, ProcessBatch
 from millstream.kernels.process.stored_keys import StateColumns
 from millstream.kernels.state.operator_state import OperatorState
@@ -51,9 +56,11 @@ class SignedProcess(KeyedProcess):
     def state_columns(self) -> StateColumns:
         """The columns of stored keys, with the rows that failed, and those that were emitted and hold."""
         types = dict(self.columns)
-        emitted = StateDeclaration("map", pl.List(pl.Int64), pl.Int64())
-        failed = StateDeclaration("list", pl.Int64())
-        own = ((EMITTED_ROWS, emitted), *([(FAILED_ROWS, failed)] if self.changes else []))
+        emitted = (EMITTED_ROWS, StateDeclaration("map", pl.List(pl.Int64), pl.Int64()))
+        if isinstance(self.function, FrameFunction):
+            emitted = (HELD_ROWS, HELD_STATE)
+        failed = (FAILED_ROWS, StateDeclaration("list", pl.Int64()))
+        own = (emitted, failed) if self.changes else (emitted,)
         return StateColumns(
             tuple((name, types[name]) for name in self.by), tuple(sorted((*self.states, *own)))
         )

@@ -25,7 +25,9 @@ from millstream.kernels.column_types import of_one_zero
 from millstream.kernels.columns import constant
 from millstream.kernels.errors.user_code import FAILURES, UnusableRowError, error_reason
 from millstream.kernels.frames import HASH, HIDDEN_PREFIX, WEIGHT
+from millstream.kernels.process.context import EMITTED_ROWS
 from millstream.kernels.process.declarations import StateDeclaration, StateKind
+from millstream.kernels.process.emitted_rows import HELD_ROWS
 from millstream.kernels.process.key_state import EMPTY, KeyStates
 from millstream.kernels.process.values import column_of
 from millstream.kernels.state.hash_order import sorted_distinct
@@ -326,6 +328,11 @@ class StoredKeys:
         names = [name for name, _ in self.columns.states]
         for name, value in given.items():
             if name not in names and name.startswith(HIDDEN_PREFIX):
+                if value and {name, *names} >= {EMITTED_ROWS, HELD_ROWS}:
+                    raise UnusableRowError(
+                        "the key has rows that hold and that were emitted row by row or in frames, which this version does "
+                        "in the other way, so it could not take them back. Keep to one, or compute the step anew"
+                    )
                 continue  # this version takes nothing back
             if name not in names:
                 raise UnusableRowError(

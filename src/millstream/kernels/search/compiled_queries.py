@@ -39,7 +39,7 @@ from millstream.kernels.search.conditions import (
 )
 from millstream.kernels.search.fields import SearchField
 from millstream.kernels.search.language import QueryError, parse
-from millstream.kernels.search.necessary_terms import TermSets, all_terms, necessary_terms
+from millstream.kernels.search.necessary_terms import QueryTerms, TermSets, all_terms
 
 QUERY_ERROR = "__query_error"  # String: why a text is no query; else null
 SHAPE = "__shape"  # String
@@ -84,12 +84,13 @@ def compile_queries(texts: pl.Series, language: QueryLanguage) -> pl.DataFrame:
     for query in queries:
         if not isinstance(query, QueryError):
             queries_with.update(set(all_terms(query, sets)))
+    terms = QueryTerms(sets, queries_with, len(queries))
     made = _Columns()
     for query, text in zip(queries, texts.to_list(), strict=True):
         if isinstance(query, QueryError):
             made.add_error(_reason(query, text or ""))
         else:
-            made.add(query, necessary_terms(query, queries_with, sets))
+            made.add(query, terms.of(query))
     return made.frame()
 
 

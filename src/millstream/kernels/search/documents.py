@@ -12,17 +12,19 @@ import polars as pl
 
 from millstream.kernels.arrays import Bools, Float64s, Int64s
 from millstream.kernels.search.analyzers import folded, normalized, raw_words, terms_of
+from millstream.kernels.search.conditions import SEPARATOR
 from millstream.kernels.search.fields import SearchField
-from millstream.kernels.search.geography import LEVELS, cells_of
+from millstream.kernels.search.geography import LEVELS, PAIR_LEVELS, cells_of
 from millstream.kernels.search.necessary_terms import (
     BEGINNING_CHARS,
     BEGINNING_KIND,
     CELL_KIND,
     EVERY_ROW,
+    PAIR_PATTERN,
     TERM_KIND,
     VALUE_KIND,
 )
-from millstream.kernels.state.keyhash import Hashes, digest_columns
+from millstream.kernels.state.keyhash import Hashes, digest_columns, mix
 
 _ROW_BYTES = 100
 
@@ -175,27 +177,43 @@ class Documents:
 
     # ── by which queries are found ──────────────────────────────────────────────────────────
 
-    def index_terms(self, seed: int) -> tuple[Int64s, Hashes]:
-        """Return pairs of a document and the hash of a term that it has, each once, by hash."""
-        docs, hashes = [], []
-        for doc, texts, of_row in self._indexed():
-            hashed = hash_terms(texts, seed)
-            docs.append(doc)
-            hashes.append(hashed if of_row is None else hashed[of_row])
-        doc, term = np.concatenate(docs), np.concatenate(hashes)
-        order = np.lexsort((doc, term))
-        doc, term = doc[order], term[order]
-        first = np.ones(len(doc), np.bool_)
-        first[1:] = (doc[1:] != doc[:-1]) | (term[1:] != term[:-1])
-        return doc[first], term[first]
+    def index_terms(self, seed: int) -> Iterator[tuple[Int64s, Hashes]]:
+        """Yield pairs of a document and the hash of a term that it has, each once, by hash, a part of them at a time."""
+        found = [*self._hashed(seed)]
+        yield _distinct_pairs([(doc, hashed) for _, doc, hashed in found])
+        points = [number for number, field in enumerate(self.fields) if field.kind == "point"]
+        paired = [(doc, hashed) for kind, doc, hashed in found if kind in (TERM_KIND, VALUE_KIND)]
+        if points and paired:
+            doc, hashed = _distinct_pairs(paired)
+            for number in points:
+                yield from self._cell_pairs(number, doc, hashed, seed)
 
-    def _indexed(self) -> Iterator[tuple[Int64s, pl.Series, Int64s | None]]:
-        """Yield documents, distinct texts, and which of these each document has; None: one each."""
+    def _hashed(self, seed: int) -> Iterator[tuple[str, Int64s, Hashes]]:
+        for kind, doc, texts, of_row in self._indexed():
+            hashed = _hashes(texts, seed)
+            yield kind, doc, hashed if of_row is None else hashed[of_row]
+
+    def _cell_pairs(
+        self, number: int, doc: Int64s, hashed: Hashes, seed: int
+    ) -> Iterator[tuple[Int64s, Hashes]]:
+        """Yield the terms of documents together with the cells of their points, level by level: there may be many."""
+        has_point = self.present[number][doc]
+        doc, hashed = doc[has_point], hashed[has_point]
+        for level in PAIR_LEVELS:
+            at, cells = self._cells(number, level)
+            of_doc = np.zeros(self.rows.height, np.uint64)
+            of_doc[at] = _hashes(cells, seed)
+            pairs = _pair_hashes(of_doc[doc], hashed)
+            order = np.argsort(pairs)
+            yield doc[order], pairs[order]
+
+    def _indexed(self) -> Iterator[tuple[str, Int64s, pl.Series, Int64s | None]]:
+        """Yield kinds of terms, documents, distinct texts, and which of these each document has; None: one each."""
         every = np.arange(self.rows.height)
-        yield every, pl.Series([EVERY_ROW]), np.zeros(self.rows.height, np.int64)
+        yield EVERY_ROW, every, pl.Series([EVERY_ROW]), np.zeros(self.rows.height, np.int64)
         distinct = self.doc_terms
         count = max(1, len(self.terms.texts))
-        yield distinct // count, self.terms.texts, distinct % count
+        yield TERM_KIND, distinct // count, self.terms.texts, distinct % count
         begin = self.tokens.filter(pl.col("word").str.len_chars() >= BEGINNING_CHARS)
         keys = begin.select(
             pl.concat_str(
@@ -205,20 +223,21 @@ class Documents:
             ).alias("key")
         ).to_series()
         beginnings = Vocabulary.of(keys)
-        yield begin["doc"].to_numpy(), beginnings.texts, beginnings.of_token
+        yield BEGINNING_KIND, begin["doc"].to_numpy(), beginnings.texts, beginnings.of_token
         for number, field in enumerate(self.fields):
             if field.kind == "point":
-                yield from self._cells(number)
+                for level in LEVELS:
+                    yield CELL_KIND, *self._cells(number, level), None
             elif field.kind != "text":
                 doc = np.flatnonzero(self.comparable[number])
-                yield doc, _keys(number, VALUE_KIND, self.values[number][doc]), None
+                yield VALUE_KIND, doc, _keys(number, VALUE_KIND, self.values[number][doc]), None
 
-    def _cells(self, number: int) -> Iterator[tuple[Int64s, pl.Series, None]]:
+    def _cells(self, number: int, level: int) -> tuple[Int64s, pl.Series]:
+        """Return the documents that have a point, and the cell of each."""
         doc = np.flatnonzero(self.present[number])
         latitudes, longitudes = (degrees[doc] for degrees in self.points[number])
-        for level in LEVELS:
-            row, column = cells_of(latitudes, longitudes, level)
-            yield doc, _keys(number, f"{CELL_KIND}{level}/", row, "/", column), None
+        row, column = cells_of(latitudes, longitudes, level)
+        return doc, _keys(number, f"{CELL_KIND}{level}/", row, "/", column)
 
 
 def term_keys(table: pl.DataFrame, column: str) -> pl.Series:
@@ -234,5 +253,32 @@ def _keys(number: int, kind: str, *parts: Int64s | str) -> pl.Series:
 
 
 def hash_terms(terms: pl.Series, seed: int) -> Hashes:
-    """Return the hashes of terms as they are indexed."""
+    """Return the hashes of necessary terms, as those of documents are: of a pair, of both of its parts."""
+    is_pair = terms.str.contains(PAIR_PATTERN)
+    places = is_pair.arg_true().to_numpy()
+    found = _hashes(terms, seed)
+    if len(places):
+        parts = terms.gather(places).str.splitn(SEPARATOR, 2).struct.unnest()
+        cells, others = (_hashes(part, seed) for part in parts.get_columns())
+        found = found.copy()
+        found[places] = _pair_hashes(cells, others)
+    return found
+
+
+def _hashes(terms: pl.Series, seed: int) -> Hashes:
     return digest_columns(terms.alias("term").to_frame(), ("term",), seed)
+
+
+def _pair_hashes(cells: Hashes, terms: Hashes) -> Hashes:
+    """Return hashes of pairs. Two that are equal by chance lead to a query that is then tried, no more."""
+    return mix(cells + mix(terms))
+
+
+def _distinct_pairs(pairs: Sequence[tuple[Int64s, Hashes]]) -> tuple[Int64s, Hashes]:
+    """Return each pair once, by hash and then by document."""
+    doc, term = (np.concatenate(both) for both in zip(*pairs, strict=True))
+    order = np.lexsort((doc, term))
+    doc, term = doc[order], term[order]
+    first = np.ones(len(doc), np.bool_)
+    first[1:] = (doc[1:] != doc[:-1]) | (term[1:] != term[:-1])
+    return doc[first], term[first]

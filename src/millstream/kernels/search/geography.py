@@ -22,7 +22,10 @@ from millstream.kernels.arrays import Bools, Float64s, Int64s
 
 EARTH_RADIUS_M = 6_371_008.8
 LEVELS = (3, 5, 7, 9, 11, 13, 15)  # cells of 45° down to 0.011°, about 1.2 km
-_CELLS_MAX = 9
+PAIR_LEVELS = LEVELS[
+    2:
+]  # whose cells are indexed together with words: a larger one leaves out little
+CELLS_MAX = 9
 _SLACK_DEG = 1e-9  # more than rounding can move an edge, and less than matters
 
 
@@ -73,8 +76,10 @@ def _at(degrees: Float64s, first: float, span: float, count: int) -> Int64s:
     return np.clip(numbers, 0, count - 1)
 
 
-def cells_near(latitude: float, longitude: float, radius_m: float) -> list[str] | None:
-    """Return cells that cover a circle; None: it needs too many."""
+def cells_near(
+    latitude: float, longitude: float, radius_m: float, most: int = CELLS_MAX
+) -> list[str] | None:
+    """Return at most so many cells that cover a circle; None: it needs too many."""
     high_deg = math.degrees(radius_m / EARTH_RADIUS_M) * (1 + 1e-6) + _SLACK_DEG
     south, north = latitude - high_deg, latitude + high_deg
     if south <= -90 or north >= 90:
@@ -83,21 +88,22 @@ def cells_near(latitude: float, longitude: float, radius_m: float) -> list[str] 
     if ratio >= 1:
         return None
     wide_deg = math.degrees(math.asin(ratio)) * (1 + 1e-6) + _SLACK_DEG
-    return _covering(south, north, longitude - wide_deg, longitude + wide_deg)
+    return _covering(south, north, longitude - wide_deg, longitude + wide_deg, most)
 
 
-def cells_inside(polygon: Sequence[float]) -> list[str] | None:
-    """Return cells that cover a polygon; None: it needs too many."""
+def cells_inside(polygon: Sequence[float], most: int = CELLS_MAX) -> list[str] | None:
+    """Return at most so many cells that cover a polygon; None: it needs too many."""
     lats, lons = polygon[0::2], polygon[1::2]
     return _covering(
         min(lats) - _SLACK_DEG,
         max(lats) + _SLACK_DEG,
         min(lons) - _SLACK_DEG,
         max(lons) + _SLACK_DEG,
+        most,
     )
 
 
-def _covering(south: float, north: float, west: float, east: float) -> list[str] | None:
+def _covering(south: float, north: float, west: float, east: float, most: int) -> list[str] | None:
     """Return the cells of the finest level of which a few cover a rectangle; it may go across the 180th meridian."""
     if east - west >= 360:
         return None
@@ -105,7 +111,7 @@ def _covering(south: float, north: float, west: float, east: float) -> list[str]
         count = 1 << level
         rows = range(_row(south, count), _row(north, count) + 1)
         columns = range(_column(west, count), _column(east, count) + 1)
-        if len(rows) * len(columns) <= _CELLS_MAX:
+        if len(rows) * len(columns) <= most:
             cells = {(row, column % count) for row in rows for column in columns}
             return [cell_name(level, row, column) for row, column in sorted(cells)]
     return None

@@ -309,8 +309,8 @@ class _PercolateBatch:
 
     def _candidates(self, documents: Documents, new: _NewQueries | None) -> Candidates:
         """Return the queries that may match the rows."""
-        docs, terms = documents.index_terms(self.context.seed)
-        return self.postings.candidates(docs, terms, None if new is None else new.postings)
+        terms = documents.index_terms(self.context.seed)
+        return self.postings.candidates(terms, None if new is None else new.postings)
 
     def _known(self, hashes: Hashes, new: _NewQueries | None) -> KnownVersions | None:
         """Return the versions of queries with these hashes, rising, and the new ones of them."""

@@ -7,7 +7,7 @@ are gone do no harm; they are left out when runs are folded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,19 +15,23 @@ import numpy as np
 import polars as pl
 
 from millstream.kernels.arrays import Int64s
-from millstream.kernels.columns import filter_rows
 from millstream.kernels.frames import HASH
 from millstream.kernels.joins.versions import TIE
 from millstream.kernels.search.compiled_queries import NECESSARY
 from millstream.kernels.search.documents import hash_terms
 from millstream.kernels.search.verify import parts_of
-from millstream.kernels.state.hash_order import differs_from_previous, sorted_distinct
+from millstream.kernels.state.hash_order import (
+    differs_from_previous,
+    sort_by_hash,
+    sorted_distinct,
+)
 from millstream.kernels.state.keyhash import Hashes
 from millstream.kernels.state.operator_state import OperatorState
-from millstream.kernels.state.sorted_runs import Owned, SortedRuns
+from millstream.kernels.state.sorted_runs import Owned, SortedRuns, positions_of
 
 _TERM = "__term"  # UInt64: the hash of a term
 _SLOT = 0
+_PAIR = {_TERM: pl.UInt64(), HASH: pl.UInt64()}
 Alive = Callable[[pl.DataFrame], pl.DataFrame]
 """Leaves out, of rows with ``__hash`` and ``__tie``, those whose version is not stored any more."""
 
@@ -58,23 +62,47 @@ class Postings:
         if rows.height:
             self.runs.add(_SLOT, rows, lambda found: found, alive=alive)
 
-    def candidates(self, docs: Int64s, terms: Hashes, new: pl.DataFrame | None) -> Candidates:
+    def candidates(
+        self, terms: Iterable[tuple[Int64s, Hashes]], new: pl.DataFrame | None
+    ) -> Candidates:
         """Return the queries that have one of some terms.
 
-        ``docs`` and ``terms`` are which document has which term, by term; ``new`` are postings that are not added yet.
+        ``terms`` are in parts, of which each says which document has which term. ``new`` are postings that are not added yet.
         """
-        wanted = sorted_distinct(terms)
-        held = self.runs.look_up(_SLOT, wanted, (_TERM, HASH, *self.others))
-        found = [rows[[_TERM, HASH]] for rows in held]
+        new = None if new is None else sort_by_hash(new[[_TERM, HASH]], _TERM)
+        docs, having, postings = [], [], [pl.DataFrame(schema=_PAIR)]
+        for of_term, every in terms:
+            wanted = sorted_distinct(every)
+            found = list(self._look_up(wanted, new))
+            if found:
+                there = sorted_distinct(np.concatenate([rows[_TERM].to_numpy() for rows in found]))
+                place = np.minimum(np.searchsorted(there, every), len(there) - 1)
+                at = np.flatnonzero(there[place] == every)
+                docs.append(of_term[at])
+                having.append(every[at])
+                postings += found
+        none = np.empty(0, np.int64)
+        return Candidates(
+            np.concatenate([none, *docs]),
+            np.concatenate([none.view(np.uint64), *having]),
+            pl.concat(postings),
+        )
+
+    def _look_up(self, wanted: Hashes, new: pl.DataFrame | None) -> Iterator[pl.DataFrame]:
+        for rows in self.runs.look_up(_SLOT, wanted, (_TERM, HASH, *self.others)):
+            yield rows[[_TERM, HASH]]
         if new is not None:
-            found.append(filter_rows(new[[_TERM, HASH]], np.isin(new[_TERM], wanted)))
-        none = pl.DataFrame(schema={_TERM: pl.UInt64(), HASH: pl.UInt64()})
-        return Candidates(docs, terms, pl.concat([none, *found]))
+            at = positions_of(new[_TERM].to_numpy(), wanted)
+            if len(at):
+                yield new[at]
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """The queries that documents may match. Pairs are made of some documents at a time: there may be very many."""
+    """The queries that documents may match. Pairs are made of some documents at a time: there may be very many.
+
+    ``docs`` and ``terms`` are which document has which term.
+    """
 
     docs: Int64s
     terms: Hashes

@@ -124,14 +124,15 @@ class QueryVerifier:
     def truth(self, doc: Int64s, condition: Int64s) -> Bools:
         """Return for each pair of a document and a condition, by its number, whether it is true."""
         truth = np.zeros(len(doc), np.bool_)
-        kinds = self.conditions.kinds[condition]
+        kinds, tests = self.conditions.kinds[condition], self._tests
         for kind in np.flatnonzero(np.bincount(kinds)).tolist():
             at = np.flatnonzero(kinds == kind)
-            truth[at] = self._tests[kind](doc[at], condition[at])
+            truth[at] = tests[kind](doc[at], condition[at])
         return truth
 
-    @cached_property
+    @property
     def _tests(self) -> dict[int, Callable[[Int64s, Int64s], Bools]]:
+        # Not kept: what refers to itself, and to all of a batch, stays in memory until Python looks for such circles.
         return {
             TERM: self._have_term,
             PHRASE: self._have_tokens,

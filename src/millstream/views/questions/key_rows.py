@@ -13,6 +13,8 @@ from millstream.kernels.column_types import view_kind
 from millstream.kernels.state_query import QueryTarget
 from millstream.views.state_store.sqlite_values import parse_value
 
+_LEVELS_MAX = 16  # of lists and structs, in a column of a key
+
 GivenKeys = pl.DataFrame | pl.Series | Mapping[str, Any] | Sequence[Any]
 """A frame with the columns of the key; values by column, one or a list each; or a list of keys."""
 
@@ -80,6 +82,10 @@ def _typed(target: QueryTarget, name: str, dtype: pl.DataType, given: Any) -> pl
         else:
             if dtype != pl.Boolean and any(isinstance(value, bool) for value in values):
                 raise TypeError("true and false are no such values")  # noqa: TRY301 - said with the column
+            # What is nested deeply takes polars minutes, of a thread that no deadline stops.
+            levels = _LEVELS_MAX if dtype.is_nested() else 0
+            if any(_is_deeper(value, levels) for value in values):
+                raise TypeError("such lists and objects are no such values")  # noqa: TRY301 - the same
             read = [key_value(value, dtype) for value in values]
             column = pl.Series(name, read, strict=True) if read else pl.Series(name, [], dtype)
         if column.dtype != dtype:
@@ -108,6 +114,15 @@ def _exactly(column: pl.Series, dtype: pl.DataType) -> pl.Series:
         if not back.eq_missing(column).all():
             raise ValueError("it would be rounded")
     return made
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Return whether lists and objects are nested in more than so many levels."""
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return False
+    return levels < 1 or any(_is_deeper(one, levels - 1) for one in value)
 
 
 def _listed(given: Any) -> list[Any]:

@@ -29,7 +29,7 @@ from millstream.views.runs.control_files import active_runs
 from millstream.views.runs.failure import last_failure
 from millstream.views.schema import JOB
 from millstream.views.server.catalog import ViewCatalog
-from millstream.views.server.status import LedgerTotals, last_lags, log_brokers
+from millstream.views.server.status import LedgerTotals, last_lags
 from millstream.views.server.unread_records import first_timestamp_ms
 from millstream.views.state_store.reader import StateStoreReader
 
@@ -184,7 +184,7 @@ class AppMetrics:
     ) -> Iterator[PartitionLag]:
         """Yield what the app has still to read, of every partition of its topics."""
         position = store.position(app)
-        elsewhere = log_folder(self._log) is not None and log_brokers(store, app) is not None
+        elsewhere = log_folder(self._log) is not None and store.log_brokers(app) is not None
         for topic in _topics_read(status, position):
             if elsewhere:
                 yield from _last_known_lags(topic, status, in_reach=False)

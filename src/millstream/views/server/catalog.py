@@ -6,12 +6,15 @@ If an app's folder is deleted and created again while a server runs, its store i
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.choices import did_you_mean
-from millstream.errors import ConfigError, UnknownViewError
+from millstream.errors import ConfigError, MillstreamError, UnknownViewError
+from millstream.log.reader import LogReader
+from millstream.views.position import check_partitions, check_topics
 from millstream.views.postgres.reader import PostgresViewReader
 from millstream.views.query import ViewReader
 from millstream.views.reader import (
@@ -147,6 +150,35 @@ class ViewCatalog:
             "Correct the name, or run the pipeline that fills the view."
             f"{did_you_mean(view, (v.schema.name for v in views))}"
         )
+
+    def check_position(self, view: ViewRef, wanted: Mapping[str, Mapping[str, int]]) -> None:
+        """Make sure that a view can reach a position, as far as that can be seen from here.
+
+        Raises:
+            ConfigError: its app does not read a topic of the position, or the topic has no such partition.
+        """
+        try:
+            store = self.state_store(view.app)
+        except UnknownViewError:  # the view is in a database, and its app runs elsewhere
+            return
+        read = store.topics_read(view.app)
+        if read is None:
+            return
+        check_topics(wanted, view.app, read)
+        in_folder = store.log_brokers(view.app) is None
+        count_of = self._partitions_of if in_folder else _unknown_count
+        check_partitions(wanted, store.position(view.app), count_of)
+
+    def _partitions_of(self, topic: str) -> int | None:
+        try:
+            with closing(LogReader(self.log)) as reader:
+                return len(reader.offsets(topic))
+        except (MillstreamError, OSError):
+            return None
+
+
+def _unknown_count(_topic: str) -> int | None:
+    return None
 
 
 def _inode(location: StoreLocation | None) -> int | None:

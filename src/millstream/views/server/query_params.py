@@ -25,6 +25,7 @@ from typing import Any
 
 from millstream.durations import to_us
 from millstream.errors import ConfigError
+from millstream.views.position import checked_position
 from millstream.views.query import Query
 from millstream.views.schema import ViewSchema
 from millstream.views.state_store.sqlite_values import parse_value
@@ -88,7 +89,7 @@ def _rows(text: str) -> int:
     return int(text)
 
 
-def parse_position(text: str) -> dict[str, Any]:
+def parse_position(text: str) -> dict[str, dict[str, int]]:
     """Return the position of a text.
 
     ``ad-events/0/18`` is the position after all records of partition 0 before offset 18; commas separate
@@ -99,12 +100,9 @@ def parse_position(text: str) -> dict[str, Any]:
     """
     if text.startswith("{"):
         try:
-            found = json.loads(text)
-        except ValueError:
+            return checked_position(json.loads(text)) or {}
+        except (ValueError, RecursionError, ConfigError):
             raise _bad_position(text) from None
-        if isinstance(found, dict) and all(isinstance(part, dict) for part in found.values()):
-            return found
-        raise _bad_position(text)
     position: dict[str, dict[str, int]] = {}
     for part in text.split(","):
         topic, partition, offset = [*part.strip().rsplit("/", 2), "", ""][:3]

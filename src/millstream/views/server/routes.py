@@ -29,6 +29,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -242,6 +243,7 @@ class ViewRoutes:
         """Wait until a view reflects the position ``at_least`` of the request.
 
         Raises:
+            ConfigError: it never can, as its app does not read that topic or partition.
             RetriableError: it did not in time.
         """
         wanted = parse_position(request.query_params["at_least"])
@@ -252,6 +254,8 @@ class ViewRoutes:
             position = await self._executor.run(lambda: view.store.position(view.schema.name))
             if is_reached(position, wanted):
                 return
+            if not seen:
+                await self._executor.run(partial(self._catalog.check_position, view, wanted))
             left = end - anyio.current_time()
             if left <= 0 or self.watcher.closing.is_set():
                 break

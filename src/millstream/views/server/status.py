@@ -22,7 +22,6 @@ from millstream.kernels.time.watermarks import NO_WATERMARK
 from millstream.log.reader import LogReader
 from millstream.views.commit.ledger import count_late_once
 from millstream.views.coverage import partial_note, spans_to_json
-from millstream.views.position import LOG_BROKERS
 from millstream.views.runs.control_files import active_runs, stop_request_file
 from millstream.views.runs.failure import last_failure
 from millstream.views.server.unread_records import first_timestamp_ms
@@ -97,7 +96,7 @@ class AppStatus:
         read = self._ledger.sum("read", sources or list(status.get("sources", {})))
         if status and (not self._samples or self._samples[-1][0] != status["at"]):
             self._samples.append((status["at"], read))
-        brokers = log_brokers(store, self._app)
+        brokers = store.log_brokers(self._app)
         position = store.position(self._app)
         partitions = list(self._partitions(status, position, in_folder=brokers is None))
         runs = active_runs(self._folder)
@@ -200,12 +199,6 @@ class AppStatus:
         with suppress(MillstreamError, OSError):
             return dict(enumerate(end for _, end in self._log.offsets(topic)))
         return dict.fromkeys(lags)
-
-
-def log_brokers(store: StateStoreReader, app: str) -> str | None:
-    """Return the address of the brokers whose log an app reads; None where it reads a folder."""
-    known: Mapping[str, str] = store.description(app, LOG_BROKERS) or {}
-    return known.get("address")
 
 
 def last_lags(topic: str, status: Mapping[str, Any]) -> dict[int, int]:

@@ -19,7 +19,7 @@ import polars as pl
 from millstream.choices import did_you_mean
 from millstream.errors import ConfigError, UnknownViewError
 from millstream.views.coverage import CoverageSpan, OutputCoverage, OutputSink, last_covered
-from millstream.views.position import TOPIC_IDS
+from millstream.views.position import LOG_BROKERS, TOPIC_IDS
 from millstream.views.query import Query, QueryResult, ViewReader, view_id_of
 from millstream.views.schema import ViewSchema
 from millstream.views.sink import RunStart
@@ -171,14 +171,12 @@ class StateStoreReader(ViewReader):
             if self._has_table(db, "_descriptions"):
                 ids = stored_description(db, app, TOPIC_IDS)
                 graph = stored_description(db, app, "graph")
-            read = {node["does"] for node in (graph or {}).get("nodes", ()) if _is_topic_read(node)}
+            read = _topics_read(graph or {})
             last = fence_value(db, "batch_id", app, None)
             position = fence_json(db, "position", app, None)
             every = tuple(schema for schema, _ in schemas)
             positions = {view: _last_committed(db, view)[1] for view in marks}
-            return ViewsSnapshot(
-                every, rows, marks, last, position, ids or {}, frozenset(read), positions
-            )
+            return ViewsSnapshot(every, rows, marks, last, position, ids or {}, read, positions)
 
         return self._read(snapshot)
 
@@ -205,6 +203,16 @@ class StateStoreReader(ViewReader):
             return stored_description(db, app, name)
 
         return self._read(description)
+
+    def log_brokers(self, app: str) -> str | None:
+        """Return the address of the brokers whose log an app reads; None where it reads a folder."""
+        known: Mapping[str, str] = self.description(app, LOG_BROKERS) or {}
+        return known.get("address")
+
+    def topics_read(self, app: str) -> frozenset[str] | None:
+        """Return the topics that an app reads; None before its first run."""
+        graph = self.description(app, "graph")
+        return None if graph is None else _topics_read(graph)
 
     def last_batch_id(self, app: str, job: str | None = None) -> int | None:
         """Return the last batch that was committed; None before the first."""
@@ -391,8 +399,9 @@ def _manifests(
     return {(stage, bucket): bytes(manifest) for stage, bucket, manifest in found}
 
 
-def _is_topic_read(node: Mapping[str, str]) -> bool:
-    return node["kind"] == "topic" and node["id"].startswith("source-")
+def _topics_read(graph: Mapping[str, Any]) -> frozenset[str]:
+    topics = (node for node in graph.get("nodes", ()) if node["kind"] == "topic")
+    return frozenset(node["does"] for node in topics if node["id"].startswith("source-"))
 
 
 def _version(db: Database) -> tuple[int, ...]:

@@ -6,9 +6,11 @@ later in the log. One that its partition's watermark had passed counts from that
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from weakref import ref
 
 import polars as pl
 import pytest
@@ -237,6 +239,24 @@ def test_rows_pairs_and_conditions_are_looked_at_a_few_at_a_time(monkeypatch):
     assert len(rows) > 12
     assert len(tried) > 3
     assert max(tried) <= 5
+
+
+def test_what_a_batch_is_tried_with_leaves_memory_with_the_batch(monkeypatch):
+    """A circle of references would keep it until Python looks for circles, which it rarely does where numbers are in arrays."""
+    tried = []
+    matches = QueryVerifier.matches
+    monkeypatch.setattr(
+        QueryVerifier,
+        "matches",
+        lambda one, *given: tried.append(ref(one)) or matches(one, *given),
+    )
+    gc.collect()
+    gc.disable()
+    try:
+        found([document(1, title="a b")], [Query("q", "a OR NOT b", at(0))])
+        assert [one() for one in tried] == [None]
+    finally:
+        gc.enable()
 
 
 def test_terms_of_a_language_are_its_stems():

@@ -72,6 +72,15 @@ def test_many_keys_and_questions_are_answered_to_another_program(asked):
         ("ask/minutes", "{", 400, "ConfigError", "is not JSON"),
         ("ask/minutes", b'{"ad": "\xff"}', 400, "ConfigError", "is not JSON"),
         ("ask/minutes", "[" * 100_000, 400, "ConfigError", "is not JSON"),
+        (
+            "ask/minutes",
+            '{"ad": ' + "[" * 900 + "]" * 900 + "}",
+            400,
+            "ConfigError",
+            "no such values",
+        ),
+        ("ask/minutes", '{"ad": {"a": 1}}', 400, "ConfigError", "no such values"),
+        ("ask/minutes", '{"\\ud800": 1}', 400, "ConfigError", "the question gives \ud800"),
         ("ask/minutes", '{"ad": [1, true]}', 400, "ConfigError", "true and false are no such"),
         (
             "ask/minutes?at_least={}".format('{"c":5}'),
