@@ -185,7 +185,7 @@ class FaultProxy:
         """Return whether the connection goes on."""
         kind = "" if fault is None else fault.kind
         if kind in _ANSWERS:
-            incoming.read(request.length)
+            _body(request, incoming)
             status, body = _ANSWERS[kind]
             client.sendall(
                 b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
@@ -200,9 +200,9 @@ class FaultProxy:
             if request.expects_continue:
                 client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
             if kind == "cut upload":
-                upstream.sendall(incoming.read(request.length // 2))
+                upstream.sendall(_half(request, incoming))
                 return False
-            upstream.sendall(incoming.read(request.length))
+            upstream.sendall(_body(request, incoming))
             with upstream.makefile("rb") as answers:
                 answer = _head(answers)
                 while answer is not None and b" 100 " in answer.line:
@@ -250,6 +250,14 @@ def _head(stream) -> _Head | None:
 def _field(line: bytes) -> tuple[bytes, bytes]:
     name, _, value = line.partition(b":")
     return name.strip().lower(), value.strip()
+
+
+def _half(head: _Head, stream) -> bytes:
+    """Read half of a body, where its length is known before; else all of it, of which half is returned."""
+    if not head.chunked:
+        return stream.read(head.length // 2)
+    body = _body(head, stream)
+    return body[: len(body) // 2]
 
 
 def _body(head: _Head, stream) -> bytes:
