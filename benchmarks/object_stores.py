@@ -251,8 +251,8 @@ def meet_faults(name, server_port, folder):
                 outcome = outcome_of(client, mode, target, data)
                 took, cpu = time.perf_counter() - began, time.process_time() - cpu
             left = "" if mode == "get" else f"; there: {what_is_left(server_port, target, data)}"
-            parts = pending_parts(folder, target)
-            left += f" and {parts} files of a torn upload" if parts else ""
+            pending = pending_uploads(folder, target)
+            left += f" and {pending} unfinished uploads" if pending else ""
             count = len(proxy.requests)
             print(
                 f"{trouble.name:20} {name:8} {mode:6} {took:6.1f} s {cpu:5.2f} CPU s {count:3} requests  {outcome}{left}",
@@ -288,11 +288,11 @@ def what_is_left(server_port, target, data):
     return "the object" if memoryview(found) == data else f"{len(found)} other bytes"
 
 
-def pending_parts(folder, target):
-    """Count the files that the server keeps of uploads of an object that were neither completed nor aborted."""
+def pending_uploads(folder, target):
+    """Count the uploads by parts of an object that were neither completed nor aborted."""
     object_folder = hashlib.sha256(target.encode()).hexdigest()
     uploads = folder / "data" / "bucket" / ".sgwtmp" / "multipart" / object_folder
-    return sum(path.is_file() for path in uploads.rglob("*")) if uploads.exists() else 0
+    return len(list(uploads.iterdir())) if uploads.exists() else 0
 
 
 def compare_faults(server_port, folder, names):
