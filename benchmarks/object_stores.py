@@ -295,12 +295,12 @@ def pending_uploads(folder, target):
     return len(list(uploads.iterdir())) if uploads.exists() else 0
 
 
-def compare_faults(server_port, folder, names):
+def compare_faults(server_port, folder):
     """Run each client as a process, all at once; print what each says, one after the other."""
     here = [sys.executable, __file__, "--port", str(server_port), "--folder", str(folder)]
     running = [
         subprocess.Popen([*here, "--client", name], stdout=subprocess.PIPE, text=True)
-        for name in names
+        for name in CLIENTS
     ]
     for process in running:
         print(process.communicate()[0], flush=True)
@@ -324,8 +324,10 @@ def main():
     with tempfile.TemporaryDirectory() as folder, s3_server(Path(folder), "bucket") as port:
         if not chosen.no_speed:
             speed(port, chosen.rounds, chosen.count)
-        if not chosen.no_faults:
-            compare_faults(port, Path(folder), [chosen.only] if chosen.only else list(CLIENTS))
+        if chosen.only:
+            meet_faults(chosen.only, port, Path(folder))
+        elif not chosen.no_faults:
+            compare_faults(port, Path(folder))
 
 
 if __name__ == "__main__":

@@ -185,6 +185,8 @@ class FaultProxy:
         """Return whether the connection goes on."""
         kind = "" if fault is None else fault.kind
         if kind in _ANSWERS:
+            if request.expects_continue:  # or a body would not come
+                client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
             _body(request, incoming)
             status, body = _ANSWERS[kind]
             client.sendall(
