@@ -108,6 +108,16 @@ _ANSWERS = {
 }
 
 
+def _answer(kind: str, request, incoming, client: socket.socket) -> None:
+    """Answer a request as the server did not."""
+    if request.expects_continue:  # or the body would not come
+        client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+    _body(request, incoming)
+    status, body = _ANSWERS[kind]
+    head = b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
+    client.sendall(head if request.raw.startswith(b"HEAD ") else head + body)
+
+
 @dataclass
 class Fault:
     """What happens to one request.
@@ -185,13 +195,7 @@ class FaultProxy:
         """Return whether the connection goes on."""
         kind = "" if fault is None else fault.kind
         if kind in _ANSWERS:
-            if request.expects_continue:  # or a body would not come
-                client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-            _body(request, incoming)
-            status, body = _ANSWERS[kind]
-            client.sendall(
-                b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
-            )
+            _answer(kind, request, incoming, client)
             return True
         if fault is not None and kind in {"slow", "silence"}:
             threading.Event().wait(fault.seconds)
