@@ -108,6 +108,16 @@ _ANSWERS = {
 }
 
 
+def _answer(kind: str, request, incoming, client: socket.socket) -> None:
+    """Answer a request as the server did not."""
+    if request.expects_continue:  # or the body would not come
+        client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+    _body(request, incoming)
+    status, body = _ANSWERS[kind]
+    head = b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
+    client.sendall(head if request.raw.startswith(b"HEAD ") else head + body)
+
+
 @dataclass
 class Fault:
     """What happens to one request.
@@ -185,11 +195,7 @@ class FaultProxy:
         """Return whether the connection goes on."""
         kind = "" if fault is None else fault.kind
         if kind in _ANSWERS:
-            incoming.read(request.length)
-            status, body = _ANSWERS[kind]
-            client.sendall(
-                b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
-            )
+            _answer(kind, request, incoming, client)
             return True
         if fault is not None and kind in {"slow", "silence"}:
             threading.Event().wait(fault.seconds)
@@ -200,9 +206,9 @@ class FaultProxy:
             if request.expects_continue:
                 client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
             if kind == "cut upload":
-                upstream.sendall(incoming.read(request.length // 2))
+                upstream.sendall(_half(request, incoming))
                 return False
-            upstream.sendall(incoming.read(request.length))
+            upstream.sendall(_body(request, incoming))
             with upstream.makefile("rb") as answers:
                 answer = _head(answers)
                 while answer is not None and b" 100 " in answer.line:
@@ -250,6 +256,14 @@ def _head(stream) -> _Head | None:
 def _field(line: bytes) -> tuple[bytes, bytes]:
     name, _, value = line.partition(b":")
     return name.strip().lower(), value.strip()
+
+
+def _half(head: _Head, stream) -> bytes:
+    """Read half of a body, where its length is known before; else all of it, of which half is returned."""
+    if not head.chunked:
+        return stream.read(head.length // 2)
+    body = _body(head, stream)
+    return body[: len(body) // 2]
 
 
 def _body(head: _Head, stream) -> bytes:

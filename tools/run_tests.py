@@ -54,6 +54,7 @@ HISTORIES_OF_JOINS = (
     "tests/unit/kernels/test_final_rows.py",
     "tests/unit/kernels/test_given_rows.py",
 )
+MACHINES = "tests/spark/test_machines.py"
 JOIN_HISTORIES = 10_000
 PATTERNS = 20_000
 PUBLISHED_CASES = ("tests/cases/test_cases.py", "tests/published", "tests/spark/test_cases.py")
@@ -160,14 +161,14 @@ def random_patterns() -> int:
 
 
 def cut_off_machines() -> int:
-    """Run an app on machines without a common disk, from which S3 is cut off for a minute."""
-    return pytest("tests/spark/test_machines.py", env={"MILLSTREAM_CUT_S": "60"})
+    """Run all tests of machines without a common disk, from which S3 is cut off for a minute."""
+    return pytest(MACHINES, env={"MILLSTREAM_CUT_S": "60"})
 
 
 def platforms() -> int:
     """Install what the long tests want, and run them; say what is missing."""
     missing = [*services.install(), *services.install_platforms()]
-    code = pytest("tests", "-m", "long")
+    code = pytest("tests", "-m", "long", "--ignore", MACHINES)
     for line in missing:
         say(f"missing: {line}")
     return code

@@ -1,7 +1,8 @@
 """A program as a user would write it for a cluster whose machines share no disk: two streams joined, and counted.
 
 ``python on_machines.py MASTER FOLDER HOST [SIGNAL BATCH]`` runs it until it has caught up. Log, state and store are
-where the environment says. SIGNAL comes to the driver just before its state store commits BATCH.
+where the environment says, and how many rows a batch may have, and how late they may be. SIGNAL comes to the driver just before its state store
+commits BATCH.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Shown:
     id: int
     ad: int
     at: datetime
+    note: str
 
 
 @dataclass
@@ -35,8 +37,25 @@ class Click:
     at: datetime
 
 
-def shown_at(number):
-    return NOON + timedelta(milliseconds=60_000 * number // VIEWS_PER_MINUTE)
+def shown_at(number, per_minute=VIEWS_PER_MINUTE):
+    return NOON + timedelta(milliseconds=60_000 * number // per_minute)
+
+
+def word_of(number):
+    """Return the word that a note has in it, over and over, as a number."""
+    return number * 2_654_435_761 % 2**32
+
+
+def note_of(number, words):
+    """Return a note of 8 characters for each of its words: it is long in the state, and compressed in the log."""
+    return f"{word_of(number):08x}" * words
+
+
+def noted(table):
+    """Add up what a note says, in place of the note: its word, and how often it is there."""
+    word = pl.col("note").str.head(8)
+    times = pl.col("note").str.count_matches(word, literal=True)
+    return table.with_columns(mark=word.str.to_integer(base=16) + times).drop("note")
 
 
 def located(table):
@@ -50,14 +69,15 @@ def located(table):
 
 def pipeline(log, state, store, folder):
     app = ms.App("ads", log=log, state=state, store=store, local=folder, buckets=4)
-    watermark = ms.watermark("1 minute", idle=None)
+    watermark = ms.watermark(os.environ.get("WATERMARK", "1 minute"), idle=None)
     shown = app.topic("shown", Shown, key="id", partitions=4).stream(time="at", watermark=watermark)
     clicks = app.topic("clicks", Click, key="id", partitions=4).stream(
         time="at", watermark=watermark
     )
-    found = shown.join(clicks, "id", within=("0 seconds", "5 seconds")).map_frames(located)
-    counted = found.window(ms.tumbling("1 minute"), by="ad").emit("update").agg(n=ms.count())
-    counted.view("minutes")
+    joined = shown.join(clicks, "id", within=("0 seconds", "5 seconds"))
+    found = joined.map_frames(noted).map_frames(located)
+    windows = found.window(ms.tumbling("1 minute"), by="ad").emit("update")
+    windows.agg(n=ms.count(), marks=ms.sum("mark")).view("minutes")
     found.select("machine", "seen", "at").view("machines", key=("machine", "seen"))
     found.select("id", "ad").to("found", partitions=2)
     found.select("id", "ad").dataset(os.environ["DATASET"])
@@ -87,6 +107,15 @@ def leave_all_to_executors():
     frame_blocks._NAMED_BYTES_MIN = 256
 
 
+def say(progress):
+    took_s, requests = progress.duration_ms / 1000, dict(progress.object_store)
+    print(
+        f"batch {progress.batch_id} of {progress.read:,} records took {took_s:.1f} s, with {progress.state_bytes:,} "
+        f"bytes of state, by {requests}",
+        flush=True,
+    )
+
+
 def run(app, master, host, rows_per_batch):
     """Run an app on a cluster of two small executors until it has caught up."""
     passed = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
@@ -95,7 +124,7 @@ def run(app, master, host, rows_per_batch):
         master=master,
         cores=2,
         rows_per_batch=rows_per_batch,
-        on_progress=lambda progress: print("batch", progress.batch_id, flush=True),
+        on_progress=say,
         settings={
             "spark.driver.host": host,
             "spark.driver.bindAddress": host,
@@ -114,7 +143,7 @@ def main(master, folder, host, *ending):
     if ending:
         send_signal_before_commit(getattr(signal, ending[0]), int(ending[1]))
     app = pipeline(os.environ["LOG"], os.environ["STATE"], os.environ["STORE"], folder)
-    run(app, master, host, 12_000)
+    run(app, master, host, int(os.environ.get("ROWS_PER_BATCH", "12000")))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import sys
 
 import polars as pl
 from cases.case import ForeachCalls, app_of, check_all, trials_of
-from cases.on_spark import ON_SPARK, WITHOUT_RUNNING_TIME
+from cases.on_spark import WITHOUT_RUNNING_TIME
 from on_machines import leave_all_to_executors, run, send_signal_before_commit
 
 import millstream as ms
@@ -23,9 +23,9 @@ from millstream.testing.inputs import items_of
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW
 from millstream.views.store_location import open_state_store, parse_state_store
 
-ADS = AdsInput("generated", rate=50, minutes=4.0)
+ADS = AdsInput()  # the week, as the demo has it
 SEED = 3
-TRIALS = trials_of([case for case in WITHOUT_RUNNING_TIME if case.id in ON_SPARK], [4])
+TRIALS = trials_of(WITHOUT_RUNNING_TIME, [4])
 
 
 def places(folder):
@@ -89,7 +89,7 @@ def main(master, folder, host, what, *ending):
     if ending:
         send_signal_before_commit(getattr(signal, ending[0]), int(ending[1]))
     if what == "ads":
-        run(ads(folder), master, host, 3_000)
+        run(ads(folder), master, host, 12_000)
         return
     calls = ForeachCalls()
     report = run(app_of(TRIALS, calls, buckets=4, **places(folder)), master, host, 250)
