@@ -32,6 +32,7 @@ from millstream.kernels.adopted_state import StatePart, combine_state
 from millstream.kernels.plan import ForeachSinkSpec, JobPlan, TopicSinkSpec, ViewSinkSpec
 from millstream.object_store.address import state_url
 from millstream.object_store.place import StatePlace
+from millstream.ops.deploy_refusals import cannot_go_back, check_deployable
 from millstream.ops.fills import FILLED_FOLDER, StepFills
 from millstream.ops.plan import ChangePlan, plan_change
 from millstream.ops.previous_version import (
@@ -64,7 +65,6 @@ from millstream.views.coverage import (
 from millstream.views.position import SOURCE_OFFSET
 from millstream.views.runs.control_files import (
     active_runs,
-    check_no_reset,
     hold_deployment,
     hold_run_lock,
 )
@@ -184,7 +184,7 @@ def prepare(
     Raises:
         ConfigError: it is not possible; see :func:`deploy`.
     """
-    _check_possible(app, plan, gone_ok=gone_ok, ask_again=ask_again)
+    check_deployable(app, plan, gone_ok=gone_ok, ask_again=ask_again)
     if plan.compared is None or (plan.verdict == "keeps" and not plan.change.moves_state):
         return None
     if plan.compared.program.partitioning.get("state_buckets"):
@@ -192,35 +192,6 @@ def prepare(
             f"{app.name} was rescaled, and has not run since. Run it once as it was, and then deploy."
         )
     return Deployment(app, plan, plan.compared, same_expressions)
-
-
-def _check_possible(app: App, plan: ChangePlan, *, gone_ok: bool, ask_again: bool) -> None:
-    check_no_reset(app.folder)
-    if plan.verdict == "refuses":
-        refused = [*plan.change.refusals]
-        refused += [
-            f"{part.kind} {part.name!r}: {'; '.join(part.why)}"
-            for part in plan.change.parts
-            if part.verdict == "refuses"
-        ]
-        raise ConfigError(
-            f"{app.name} cannot take the place of what has run: {'; '.join(refused)}. Undo that, or give the app "
-            "another name."
-        )
-    if plan.lacks_records and not gone_ok:
-        lost = [f"The topic {one!r} is compacted" for one in plan.compacted_topics]
-        if plan.gone:
-            gone = f"The log no longer holds {plan.gone:,} records that {app.name} has read before"
-            lost.insert(0, gone)
-        raise ConfigError(
-            f"{'. '.join(lost)}: what is rebuilt would lack the records that are gone. Confirm it by --gone-ok, or "
-            "undo the change."
-        )
-    if plan.asking and not ask_again:
-        raise ConfigError(
-            f"{app.name} asks a service again, in {', '.join(map(repr, plan.asking))}, for the records that are read again: "
-            "it may get other answers than those that the app has given. Confirm it by --ask-again, or undo the change."
-        )
 
 
 @dataclass(frozen=True)
@@ -400,7 +371,7 @@ class Deployment:
             previous = PreviousVersion(self.app.name, self.app.folder)
             refusal = previous.begin(run, part, ends, partial_ok=self.back)
             if self.back and refusal is not None:
-                raise _cannot_go_back(self.app, refusal)
+                raise cannot_go_back(self.app, refusal)
         if starts is not None:
             # Of topics that only outputs read, nothing is rebuilt: their rows would be discarded.
             starts = {topic: starts.get(topic, tuple(offsets)) for topic, offsets in ends.items()}
@@ -606,13 +577,6 @@ class Deployment:
 def _as_lists(starts: Starts | None) -> dict[str, list[int]] | None:
     """Return where a rebuild begins as JSON values."""
     return None if starts is None else {topic: list(found) for topic, found in starts.items()}
-
-
-def _cannot_go_back(app: App, why: str) -> ConfigError:
-    return ConfigError(
-        f"{app.name} cannot go back by what is kept of the version before: {why}. Deploy the file instead (millstream "
-        "deploy), which reads what the log holds from its start."
-    )
 
 
 def _discard(_rows: Any, _context: Any) -> None:
