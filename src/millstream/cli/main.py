@@ -32,7 +32,7 @@ COMMANDS = {
     "broker": "Serve the log in the folder DIR to Kafka's clients, until Ctrl-C or SIGTERM.",
     "capture": "Capture tables of the database at URL, and all their changes, into a log.",
     "apply": "Apply the changes of the capture NAME to the database, lake, cache or index at URL.",
-    "source": "Read the files, objects, streams or messages at URL into a topic.",
+    "source": "Read the files, objects, streams, messages or rows at URL into a topic.",
     "sink": "Write the records of a topic to URL.",
     "reconcile": "Compare the copy at TARGET with the database SOURCE, at one position, and repair it.",
     "edge": "Take events over HTTP and UDP, and send them out as server-sent events.",
