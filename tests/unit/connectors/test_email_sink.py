@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import email
-import email.policy
 import ipaddress
 import json
 import ssl
@@ -13,9 +11,10 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import pytest
+import smtp_server
 from sink_tables import reasons, send
 
 import millstream as ms
@@ -24,8 +23,6 @@ from millstream.connectors.sinks.urls import sink_connector_of
 from millstream.errors import ConfigError, RetriableError
 from millstream.testing.connectors import SinkContract
 from millstream.testing.free_ports import free_ports
-
-pytest.importorskip("aiosmtpd", reason="a server of SMTP is not installed here")
 
 _KILLED = """
 import sys
@@ -37,58 +34,15 @@ ms.sink(made, topic="t", log=sys.argv[2], name="out").run(until="caught-up")
 """
 
 
-@dataclass
-class Taker:
-    """What a server does with e-mail: it keeps it, or refuses some; ``replies`` are given to addresses, each once."""
-
-    mails: list = field(default_factory=list)
-    replies: dict = field(default_factory=dict)
-
-    async def handle_RCPT(self, server, session, envelope, address, options):  # noqa: N802 - aiosmtpd's name
-        if reply := self.replies.pop(address, None):
-            return reply
-        envelope.rcpt_tos.append(address)
-        return "250 ok"
-
-    async def handle_DATA(self, server, session, envelope):  # noqa: N802 - aiosmtpd's name
-        mail = email.message_from_bytes(envelope.content, policy=email.policy.default)
-        if "bad" in mail["Subject"]:
-            return "554 no such rows"
-        self.mails.append((tuple(envelope.rcpt_tos), mail))
-        return "250 taken"
-
-
-class Server:
-    def __init__(self, **options):
-        self.taker, self.options, self.port = Taker(), options, free_ports(1)[0]
-        self.start()
-
-    def start(self):
-        from aiosmtpd.controller import Controller
-
-        self.controller = Controller(
-            self.taker, hostname="127.0.0.1", port=self.port, ready_timeout=60, **self.options
-        )
-        self.controller.start()
-
-    def stop(self):
-        self.controller.stop()
-
-    @property
-    def url(self):
-        return f"smtp://127.0.0.1:{self.port}"
-
-
 @pytest.fixture
 def server():
-    started = Server()
-    yield started
-    started.stop()
+    with smtp_server.started() as started:
+        yield started
 
 
 @dataclass
 class Outside:
-    server: Server
+    server: smtp_server.Server
     of: str
     keyed = False
 
@@ -127,11 +81,8 @@ class TestEmailOfRows(SinkContract):
 
     @contextmanager
     def outside(self, folder):
-        server = Server()
-        try:
+        with smtp_server.started() as server:
             yield Outside(server, self.of)
-        finally:
-            server.stop()
 
 
 class TestDigests(TestEmailOfRows):
@@ -273,28 +224,25 @@ def test_a_session_is_encrypted_and_logged_in(tmp_path, monkeypatch):
     path = _certificate(tmp_path)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(path)
-    server = Server(tls_context=context, require_starttls=True, authenticator=_authenticator, auth_required=True)  # fmt: skip
+    options = {"tls_context": context, "require_starttls": True, "authenticator": _authenticator}
     send(tmp_path / "log", (None, {"n": 1}))
-    options = {"to": "a@x", "sender": "m@x"}
 
-    def run(password):
+    def run(server, password):
         monkeypatch.setenv("SECRET", password)
         url = f"smtp://me:${{env:SECRET}}@127.0.0.1:{server.port}"
-        made = sink_connector_of(url, options)
+        made = sink_connector_of(url, {"to": "a@x", "sender": "m@x"})
         assert password not in repr(made)
         return ms.sink(made, topic="t", log=tmp_path / "log").run(until="caught-up")
 
-    try:
+    with smtp_server.started(auth_required=True, **options) as server:
         with pytest.raises(ConfigError, match="certificate is not trusted"):
-            run("hush/hush")
+            run(server, "hush/hush")
         monkeypatch.setenv("SSL_CERT_FILE", str(path))
         with pytest.raises(ConfigError, match="refuses the user: 535") as raised:
-            run("wrong")
+            run(server, "wrong")
         assert "wrong" not in str(raised.value)
-        assert run("hush/hush").records == 1
+        assert run(server, "hush/hush").records == 1
         assert len(server.taker.mails) == 1
-    finally:
-        server.stop()
 
 
 def test_a_server_without_starttls_gets_no_password(server):

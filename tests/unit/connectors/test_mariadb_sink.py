@@ -193,7 +193,7 @@ def test_keys_that_a_collation_takes_for_one_are_never_mixed_up(tmp_path, databa
         "CREATE TABLE u (id VARCHAR(9) COLLATE utf8mb4_general_ci PRIMARY KEY, n INT)",
         "INSERT INTO u VALUES ('A', 0)",
     )
-    send(tmp_path, (b"a", {"n": 1}), (b"b", {"n": 2}), (b"a", None), (b"B", None), (b"A", {"n": 3}))
+    send(tmp_path, (b"a", {"n": 1}), (b"b", {"n": 2}), (b"B", None), (b"A", {"n": 3}))
     assert _run(database, tmp_path, "u", key="id").dead == 1
     assert database.run("SELECT id, n FROM u ORDER BY id") == (("A", 3), ("b", 2))
 

@@ -211,7 +211,7 @@ class _TableWriter:
             f"t.{quoted(name)} = {_cast(table.columns[name], f'r.c{number}')}"
             for number, name in enumerate(table.key)
         )
-        self._run(f"DELETE FROM {self._name} t USING _millstream_rows r WHERE {same}")  # noqa: S608 - quoted
+        self._session.execute(f"DELETE FROM {self._name} t USING _millstream_rows r WHERE {same}")  # noqa: S608 - quoted
 
     def _upsert(self, rows: Sequence[Sequence[Any]]) -> None:
         table = self._table
@@ -222,7 +222,7 @@ class _TableWriter:
             for number, column in enumerate(table.columns.values())
         ]
         listed = ", ".join(map(quoted, table.names))
-        self._run(
+        self._session.execute(
             f"INSERT INTO {self._name} ({listed}) SELECT {', '.join(values)} FROM _millstream_rows r {self._on_conflict()}"  # noqa: S608
         )
 
@@ -237,12 +237,6 @@ class _TableWriter:
             if name not in table.key
         )
         return f"ON CONFLICT ({key}) DO {f'UPDATE SET {updates}' if updates else 'NOTHING'}"
-
-    def _run(self, statement: str) -> None:
-        try:
-            self._session.execute(statement)
-        finally:
-            self._session.unregister("_millstream_rows")
 
     def _register(self, names: Sequence[str], columns: Sequence[list[Any]]) -> set[int]:
         """Give values to the session, as text and bytes; return the numbers of columns that rows lack and that have a default."""

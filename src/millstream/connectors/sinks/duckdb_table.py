@@ -80,8 +80,11 @@ def read_table(
             f"there is no {shown}.{near} Correct the name, or create the table with the columns that the rows have; its primary "
             "key is the key of the topic."
         )
-    # Columns that are made of others are not listed as such, but refuse to be named in an INSERT.
-    made = _generated(session, name)
+    made = session.execute(
+        "SELECT column_name FROM information_schema.columns WHERE table_catalog = current_database() AND table_schema = 'main' "
+        "AND table_name = $1 AND is_generated = 'ALWAYS'",
+        [name],
+    ).fetchall()
     rows = session.execute(
         f"SELECT column_name, data_type, is_nullable, column_default FROM duckdb_columns() WHERE {where} ORDER BY column_index",  # noqa: S608
         [name],
@@ -90,18 +93,9 @@ def read_table(
         f"SELECT constraint_column_names FROM duckdb_constraints() WHERE {where} AND constraint_type = 'PRIMARY KEY'",  # noqa: S608
         [name],
     ).fetchall()
-    found = {row[0]: _column(*row) for row in rows if row[0] not in made}
+    found = {row[0]: _column(*row) for row in rows if (row[0],) not in made}
     _check_key(shown, key, primary[0][0] if primary else [], found)
     return SinkTable(shown, choose_columns(shown, found, key, columns), tuple(key), extra)
-
-
-def _generated(session: Any, name: str) -> set[str]:
-    (sql,) = session.execute(
-        "SELECT sql FROM duckdb_tables() WHERE database_name = current_database() AND schema_name = 'main' AND table_name = $1",
-        [name],
-    ).fetchone()
-    found = re.findall(r'("(?:[^"]|"")+"|[A-Za-z_][A-Za-z0-9_]*)\s[^,]*GENERATED ALWAYS AS', sql)
-    return {one[1:-1].replace('""', '"') if one.startswith('"') else one for one in found}
 
 
 def _check_key(

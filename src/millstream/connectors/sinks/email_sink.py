@@ -155,9 +155,10 @@ class EmailWriter:
         message["Date"] = formatdate(localtime=False)
         message["Auto-Submitted"] = "auto-generated"  # so that no absence note answers it
         try:
-            message.set_content(body)
+            body.encode()
         except UnicodeEncodeError:
             raise ValueError("its text has half of a surrogate pair") from None
+        message.set_content(body)
         return _Mail(identity, message, to, records)
 
     # ── sending ─────────────────────────────────────────────────────────────────────────────
@@ -337,8 +338,9 @@ def _check_texts(
         raise ConfigError(f"the subject is {subject.text!r}. Give one line.")
     if of == "digest" and text is not None:
         raise ConfigError("text is for of='row': a digest has a line of JSON for each row.")
-    wrong = [name for one in (*to, subject) for name in one.fields if name not in _DIGEST_FIELDS]
+    wrong = [name for one in to for name in one.fields]
+    wrong += [name for name in subject.fields if name not in _DIGEST_FIELDS]
     if of == "digest" and wrong:
         raise ConfigError(
-            f"a digest is of many rows, and {wrong[0]!r} is a field of one. It has {', '.join(_DIGEST_FIELDS)}."
+            f"a digest is of many rows, and {wrong[0]!r} is a field of one. Its subject may have {', '.join(_DIGEST_FIELDS)}."
         )

@@ -37,9 +37,9 @@ _DENIED = frozenset((1044, 1045, 1142, 1143, 1227, 1698))
 # is cut, a check of MariaDB, one of MySQL, a trigger's SIGNAL, no JSON, no partition for a row.
 _OF_ROWS = frozenset((1364, 1366, 1265, 1292, 1411, 4025, 3819, 1644, 3140, 1526))
 _SETTINGS = (
-    # Errors in place of values that were made to fit; and 0 is 0 in a column that counts.
+    # Errors in place of values that were made to fit; 0 is 0 in a column that counts, and a backslash is itself.
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,"
-    "NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO'",
+    "NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO,NO_BACKSLASH_ESCAPES'",
     "SET SESSION time_zone = '+00:00'",
     "SET SESSION wait_timeout = 600, innodb_lock_wait_timeout = 30, foreign_key_checks = 1, unique_checks = 1",
     "SET SESSION sql_safe_updates = 0, sql_select_limit = 18446744073709551615, completion_type = 0",
@@ -90,7 +90,7 @@ class SinkSession:
     def literal(self, value: ColumnValue | None | _Default) -> str:
         """Return a value as a statement has it."""
         if isinstance(value, str):
-            return f"'{self._connection.escape_string(value)}'"
+            return "'" + value.replace("'", "''") + "'"
         if value is None:
             return "NULL"
         if value is DEFAULT:
