@@ -30,9 +30,7 @@ SINKS = (
     "email",
     "digest",
 )
-TABLE = (
-    "CREATE TABLE {name} (id BIGINT{key}, customer INT NOT NULL, product VARCHAR(40), cents BIGINT, placed {time})"
-)
+TABLE = "CREATE TABLE {name} (id BIGINT{key}, customer INT NOT NULL, product VARCHAR(40), cents BIGINT, placed {time})"
 
 
 def connector_of(name: str, place: str) -> Any:

@@ -17,14 +17,15 @@ class Taker:
     mails: list = field(default_factory=list)
     replies: dict = field(default_factory=dict)
 
-    async def handle_RCPT(self, server, session, envelope, address, options):  # noqa: N802, ARG002 - aiosmtpd's
+    async def handle_RCPT(self, server, session, envelope, address, options):
         if reply := self.replies.pop(address, None):
             return reply
         envelope.rcpt_tos.append(address)
         return "250 ok"
 
-    async def handle_DATA(self, server, session, envelope):  # noqa: N802, ARG002 - aiosmtpd's
-        mail = email.message_from_bytes(envelope.content, policy=email.policy.default)
+    async def handle_DATA(self, server, session, envelope):
+        content = envelope.content.replace(b"\r\n", b"\n")
+        mail = email.message_from_bytes(content, policy=email.policy.default)
         if "bad" in mail["Subject"]:
             return "554 no such rows"
         self.mails.append((tuple(envelope.rcpt_tos), mail))

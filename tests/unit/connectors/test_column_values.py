@@ -102,7 +102,9 @@ def test_what_would_be_another_value_is_refused_with_the_reason(to_column, given
         to_column(_value(given_text))
 
 
-numbers = st.decimals(allow_nan=False, allow_infinity=False, places=4, min_value=-9999, max_value=9999)
+numbers = st.decimals(
+    allow_nan=False, allow_infinity=False, places=4, min_value=-9999, max_value=9999
+)
 
 
 @given(numbers, st.integers(1, 8), st.integers(0, 5))

@@ -191,7 +191,9 @@ def test_rows_that_break_a_rule_are_dead_letters_with_the_reason(tmp_path):
     ),
     st.integers(1, 3),
 )
-def test_batches_do_what_their_records_would_do_one_after_the_other(tmp_path_factory, changes, parts):
+def test_batches_do_what_their_records_would_do_one_after_the_other(
+    tmp_path_factory, changes, parts
+):
     path = tmp_path_factory.mktemp("model") / "f.duckdb"
     _ask(path, "CREATE TABLE u (id INT PRIMARY KEY, n INT CHECK (n < 3), x BOOLEAN NOT NULL)")
     writer = ms.to_duckdb(path, table="u", key="id").open(SinkOpening("out", "t", "l", "x"))

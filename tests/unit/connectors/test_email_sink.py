@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import ipaddress
 import json
 import ssl
@@ -103,7 +103,11 @@ def test_an_email_has_the_fields_of_its_row(tmp_path, server):
     row = {"id": 7, "mail": "b@example.com", "name": "Zoë {x}", "sum": 1.5}
     send(tmp_path, (None, json.dumps(row).replace("1.5", "1.50").encode()), (None, row))
     status = _run(
-        server, tmp_path, to="{mail}, ops@x", subject="Order {id}: {sum}", text="Dear {name},\nhello"
+        server,
+        tmp_path,
+        to="{mail}, ops@x",
+        subject="Order {id}: {sum}",
+        text="Dear {name},\nhello",
     )
     assert status.records == 2
     (to, first), (_, second) = server.taker.mails
@@ -187,15 +191,15 @@ def _certificate(folder):
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.datetime.now(datetime.UTC)
+    now = dt.datetime.now(dt.UTC)
     made = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
         .add_extension(
             x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False
         )

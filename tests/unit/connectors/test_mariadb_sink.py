@@ -150,7 +150,7 @@ def test_a_column_of_every_type_has_the_value_of_the_record(tmp_path, kind):
     assert (status.records, status.dead) == (1, len(REFUSED)), reasons(tmp_path)
     shown = {"bt": "BIN(bt)", "vb": "HEX(vb)"}
     asked = ", ".join(f"CAST({shown.get(name, name)} AS CHAR)" for name in TYPES)
-    found = database.run(f"SET time_zone = '+00:00'", f"SELECT {asked} FROM every")
+    found = database.run("SET time_zone = '+00:00'", f"SELECT {asked} FROM every")
     assert dict(zip(TYPES, found[-1], strict=True)) == {name: text for name, (_, _, text) in TYPES.items()}  # fmt: skip
 
 
@@ -257,7 +257,7 @@ def test_a_table_that_does_not_fit_is_one_error_at_the_start(tmp_path, database)
         ("orders", {"key": "id", "extra": "skip"}, "no row of the first batch .* it lacks cents"),
     ]:
         with pytest.raises(ConfigError, match=words):
-            _run(database, tmp_path, table, **options, **({} if "key" in options else {}))
+            _run(database, tmp_path, table, **options)
         with ms.connect(tmp_path) as log:
             log.delete_topic("out.positions")
     with pytest.raises(ConfigError, match="refuses: Access denied") as raised:

@@ -35,7 +35,9 @@ from millstream.connectors.sinks.json_text import json_text
 ColumnValue: TypeAlias = "bool | int | str | bytes"
 ToColumn: TypeAlias = Callable[[Any], ColumnValue]
 
-_FLOAT32_MAX = 3.4028235677973366e38  # what is below it is rounded to a float of 32 bits that is finite
+_FLOAT32_MAX = (
+    3.4028235677973366e38  # what is below it is rounded to a float of 32 bits that is finite
+)
 _EXPONENT_MAX = 400  # of numbers that are written out: beyond it no column has room
 _PLAIN_NUMBER = re.compile(r"[+-]?[0-9]{1,400}(?:\.[0-9]{1,400})?", re.ASCII)
 _DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})", re.ASCII)
@@ -284,7 +286,7 @@ def _moment(value: str, found: re.Match[str]) -> datetime:
     year, month, day, hour, minute = (int(found[place]) for place in range(1, 6))
     zone = None
     if found[8] is not None:
-        zone = timezone.utc
+        zone = UTC
     elif found[9] is not None:
         offset = timedelta(hours=int(found[10]), minutes=int(found[11]))
         if offset >= timedelta(days=1):

@@ -159,7 +159,11 @@ class DuckDbWriter:
             with closing(duckdb.connect(str(path))) as session:
                 session.execute("SET TimeZone = 'UTC'")
                 yield session
-        except (duckdb.IOException, duckdb.TransactionException, duckdb.OutOfMemoryException) as error:
+        except (
+            duckdb.IOException,
+            duckdb.TransactionException,
+            duckdb.OutOfMemoryException,
+        ) as error:
             raise RetriableError(f"{path}: {_said(error)}. It is tried again.") from None
         except duckdb.Error as error:
             raise ConfigError(

@@ -34,7 +34,10 @@ _DECIMAL = re.compile(r"DECIMAL\(([0-9]+),([0-9]+)\)")
 _ENUM = re.compile(r"ENUM\((.*)\)", re.DOTALL)
 _LABEL = re.compile(r"'((?:[^']|'')*)'")
 _TO_COLUMN: dict[str, ToColumn] = {
-    **{name: whole_numbers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for name, bits in _SIGNED.items()},
+    **{
+        name: whole_numbers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        for name, bits in _SIGNED.items()
+    },
     **{f"U{name}": whole_numbers(0, 2**bits - 1) for name, bits in _SIGNED.items()},
     "BOOLEAN": truth_value,
     "FLOAT": floats(bits=32),

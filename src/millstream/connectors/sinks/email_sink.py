@@ -198,7 +198,11 @@ class EmailWriter:
         Raises:
             ConfigError: the server takes no e-mail of this sender.
         """
-        said = error.smtp_error if isinstance(error.smtp_error, bytes) else str(error.smtp_error).encode()
+        said = (
+            error.smtp_error
+            if isinstance(error.smtp_error, bytes)
+            else str(error.smtp_error).encode()
+        )
         is_size = error.smtp_code == 552
         if isinstance(error, smtplib.SMTPSenderRefused) and error.smtp_code >= 500 and not is_size:
             raise ConfigError(
@@ -301,7 +305,9 @@ def to_email(
     if isinstance(rows, bool) or not isinstance(rows, int) or not 1 <= rows <= 100_000:
         raise ConfigError(f"batch is {batch!r}. Give 1 to 100,000 rows.")
     if every is not None and of == "row":
-        raise ConfigError(f"every is {every!r}, which is for of='digest': a row is sent when it comes.")
+        raise ConfigError(
+            f"every is {every!r}, which is for of='digest': a row is sent when it comes."
+        )
     every_s = 0.0 if every is None else to_us(every, what="every") / 1e6
     return EmailSink(server, texts, sender, titled, body, of, rows, every_s)
 

@@ -25,7 +25,7 @@ from pymysql import err
 from millstream.capture.mysql.address import MariaDbAddress
 from millstream.connectors.sinks.column_values import ColumnValue
 from millstream.connectors.sinks.sink_password import SINK_PASSWORD_VARIABLE
-from millstream.connectors.sinks.table_changes import DEFAULT, RowsRefusedError, _Default
+from millstream.connectors.sinks.table_changes import RowsRefusedError
 from millstream.errors import ConfigError, EnvironmentProblem, MillstreamError, RetriableError
 
 NO_SUCH_TABLE = 1146
@@ -87,17 +87,15 @@ class SinkSession:
             cursor.execute(statement)
             return list(cursor.fetchall() or ())
 
-    def literal(self, value: ColumnValue | None | _Default) -> str:
+    def literal(self, value: ColumnValue | None) -> str:
         """Return a value as a statement has it."""
         if isinstance(value, str):
             return "'" + value.replace("'", "''") + "'"
         if value is None:
             return "NULL"
-        if value is DEFAULT:
-            return "DEFAULT"
         if isinstance(value, bytes):
             return f"X'{value.hex()}'"
-        return str(int(value))  # type: ignore[arg-type]  # mypy does not know the only _Default
+        return str(int(value))
 
     def close(self) -> None:
         """Close the session; safe to call twice."""

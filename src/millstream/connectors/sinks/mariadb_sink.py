@@ -18,10 +18,9 @@ Source: MariaDB, "START TRANSACTION", "INSERT ON DUPLICATE KEY UPDATE", "SELECT 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from millstream.capture.mysql.address import MariaDbAddress
 from millstream.connectors.sinks.connector import (
@@ -35,6 +34,7 @@ from millstream.connectors.sinks.mariadb_session import SinkSession
 from millstream.connectors.sinks.mariadb_table import key_reader, quoted, read_table
 from millstream.connectors.sinks.sink_note import BatchNote
 from millstream.connectors.sinks.table_changes import (
+    DEFAULT,
     ExtraFields,
     RowKey,
     RowsRefusedError,
@@ -92,9 +92,7 @@ class MariaDbWriter:
         self._sink = sink
         self._opening = opening
         self._connect()
-        name, life, token = map(
-            self._session.literal, (opening.name, opening.life, opening.token)
-        )
+        name, life, token = map(self._session.literal, (opening.name, opening.life, opening.token))
         self._where = f"WHERE name = {name} AND life = {life}"
         try:
             self._table = read_table(
@@ -197,6 +195,7 @@ class _TableWriter:
         self._name = quoted(of._sink.table)  # noqa: SLF001 - as above
         self._columns = ", ".join(map(quoted, self._table.names))
         self._key = ", ".join(map(quoted, self._table.key))
+        self._defaults = [column.default or "NULL" for column in self._table.columns.values()]
         self._read_key = key_reader(self._table)
         packet = int(of.session.rows("SELECT @@max_allowed_packet")[0][0])
         self._packet = packet - 1024  # what the protocol adds to a statement
@@ -257,7 +256,12 @@ class _TableWriter:
 
     def _row_text(self, change: TableChange) -> str:
         assert change.values is not None, "it is no deletion"
-        return f"({', '.join(map(self._of.session.literal, change.values))})"
+        literal = self._of.session.literal
+        texts = (
+            default if value is DEFAULT else literal(value)
+            for value, default in zip(change.values, self._defaults, strict=True)
+        )
+        return f"({', '.join(texts)})"
 
     def _in_statements(self, rows: Iterable[str], room: int) -> Iterator[list[str]]:
         """Divide rows so that a statement has room for those of each part; one may have more."""

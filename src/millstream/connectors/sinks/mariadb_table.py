@@ -71,7 +71,9 @@ def read_table(
         "CHARACTER_OCTET_LENGTH, NUMERIC_PRECISION, NUMERIC_SCALE, DATETIME_PRECISION, CHARACTER_SET_NAME "
         f"FROM information_schema.COLUMNS WHERE {of_table} ORDER BY ORDINAL_POSITION"  # noqa: S608 - our names
     )
-    found = {row[0]: _column(row, is_json=row[0] in json_columns) for row in rows if not _is_made(row)}
+    found = {
+        row[0]: _column(row, is_json=row[0] in json_columns) for row in rows if not _is_made(row)
+    }
     primary = session.rows(
         f"SELECT COLUMN_NAME FROM information_schema.STATISTICS WHERE {of_table} AND INDEX_NAME = 'PRIMARY' "  # noqa: S608
         "ORDER BY SEQ_IN_INDEX"
@@ -106,7 +108,9 @@ def _check_kind(session: SinkSession, shown: str, of_table: str, name: str) -> N
         )
 
 
-def _check_key(shown: str, key: Sequence[str], primary: Sequence[str], types: dict[str, str]) -> None:
+def _check_key(
+    shown: str, key: Sequence[str], primary: Sequence[str], types: dict[str, str]
+) -> None:
     if not key:
         return
     if set(key) != set(primary):
@@ -146,7 +150,8 @@ def _is_made(row: tuple[Any, ...]) -> bool:
 def _column(row: tuple[Any, ...], *, is_json: bool) -> TableColumn:
     name, data_type, column_type, nullable, default, extra = row[:6]
     is_nullable = nullable == "YES"
-    has_default = (default is not None and default != "NULL") or "auto_increment" in extra.lower()
+    counts = "auto_increment" in extra.lower()
+    has_default = counts or (default is not None and default != "NULL")
     exactly = int(row[7]) if data_type == "binary" else None
     size = int(row[7]) if data_type in _BYTES and exactly is None else None
     from_key = None
@@ -158,7 +163,8 @@ def _column(row: tuple[Any, ...], *, is_json: bool) -> TableColumn:
         json_documents if is_json else _to_column(row),
         is_required=not (is_nullable or has_default),
         is_nullable=is_nullable,
-        default=default,
+        # The session writes 0 where it is given, and that is the default of a column that counts. Null is the next number.
+        default="NULL" if counts else "DEFAULT",
         from_key=from_key,
     )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Literal, NamedTuple, TypeAlias
 
 from millstream.choices import did_you_mean
@@ -23,11 +24,13 @@ RowKey: TypeAlias = tuple[ColumnValue, ...]
 _PARTS = 32  # into which changes are divided when one of them is refused
 
 
-class _Default:
-    """What stands for a column's default."""
+class ColumnDefault(Enum):
+    """What stands for the default of a column that a row lacks."""
+
+    DEFAULT = "default"
 
 
-DEFAULT = _Default()
+DEFAULT = ColumnDefault.DEFAULT
 
 
 class TableMismatchError(ValueError):
@@ -47,7 +50,7 @@ class TableColumn:
         to_column: Makes values of the column; None if there is no way to write it.
         is_required: A row must have it: it is neither null nor has a default.
         is_nullable: Null may be written.
-        default: What the database writes where a row lacks it, as an expression; None if that is null.
+        default: What is written where a row lacks it, as an expression of the database; None if that is null.
         from_key: Makes a value of a record's key, where that is no text.
     """
 
@@ -70,7 +73,9 @@ class TableColumn:
                 raise ValueError(f"{self.name} is null, and the column is NOT NULL")
             return None
         if self.to_column is None:
-            raise ValueError(f"the column {self.name} is of the type {self.type}, which no sink writes")
+            raise ValueError(
+                f"the column {self.name} is of the type {self.type}, which no sink writes"
+            )
         try:
             return self.to_column(given)
         except TableMismatchError:
@@ -78,9 +83,7 @@ class TableColumn:
         except ValueError as error:
             raise ValueError(f"{self.name} ({self.type}): {error}") from None
         except RecursionError:
-            raise ValueError(
-                f"{self.name}: its lists and objects are nested too deeply"
-            ) from None
+            raise ValueError(f"{self.name}: its lists and objects are nested too deeply") from None
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class TableChange(NamedTuple):
     partition: int
     offset: int
     key: RowKey
-    values: tuple[ColumnValue | None | _Default, ...] | None
+    values: tuple[ColumnValue | ColumnDefault | None, ...] | None
 
 
 @dataclass
@@ -153,10 +156,10 @@ def _change(table: SinkTable, record: SinkRecord) -> TableChange:
 
 def _values(
     table: SinkTable, row: Mapping[str, object], key: RowKey
-) -> tuple[ColumnValue | None | _Default, ...]:
+) -> tuple[ColumnValue | ColumnDefault | None, ...]:
     """Return the values of a row; what it lacks of the key is that of its record."""
     _check_fields(table, row)
-    values: list[ColumnValue | None | _Default] = []
+    values: list[ColumnValue | ColumnDefault | None] = []
     for name, column in table.columns.items():
         if name in row:
             values.append(column.value_of(row[name]))

@@ -48,7 +48,7 @@ def to_duckdb(
         from millstream.connectors.sinks.duckdb_sink import DuckDbSink  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise EnvironmentProblem(
-            f"to write to DuckDB needs duckdb, which is not installed ({error}): pip install \"millstream[sql]\"."
+            f'to write to DuckDB needs duckdb, which is not installed ({error}): pip install "millstream[sql]".'
         ) from error
     named = None if columns is None else given_names("columns", columns)
     return DuckDbSink(place, table, given_names("key", key), named, extra)

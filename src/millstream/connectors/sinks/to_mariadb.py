@@ -47,7 +47,7 @@ def to_mariadb(
         from millstream.connectors.sinks.mariadb_sink import MariaDbSink  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise EnvironmentProblem(
-            f"to write to MariaDB or MySQL needs PyMySQL, which is not installed ({error}): pip install \"millstream[mysql]\"."
+            f'to write to MariaDB or MySQL needs PyMySQL, which is not installed ({error}): pip install "millstream[mysql]".'
         ) from error
     address = replace(address, password=sink_password(url) or "")
     named = None if columns is None else given_names("columns", columns)
