@@ -121,7 +121,7 @@ def test_decimals_are_those_that_have_room(number, precision, scale):
 
 
 @given(
-    st.datetimes(datetime(2, 1, 1), datetime(9998, 12, 31)),
+    st.datetimes(datetime(2, 1, 1), datetime(9998, 12, 31)),  # noqa: DTZ001 - the zone is another draw
     st.none() | st.integers(-23 * 60, 23 * 60),
     st.integers(0, 6),
 )

@@ -38,7 +38,6 @@ from millstream.connectors.sinks.duckdb_table import quoted, read_table
 from millstream.connectors.sinks.sink_note import BatchNote
 from millstream.connectors.sinks.table_changes import (
     DEFAULT,
-    ExtraFields,
     RowsRefusedError,
     SinkTable,
     TableChange,
@@ -48,6 +47,7 @@ from millstream.connectors.sinks.table_changes import (
     table_changes,
     write_divided,
 )
+from millstream.connectors.sinks.table_choice import TableChoice
 from millstream.errors import ConfigError, FencedError, RetriableError
 
 NOTE_TABLE = "_millstream_sinks"
@@ -59,10 +59,7 @@ class DuckDbSink:
     """A sink connector, made by :func:`millstream.connectors.sinks.to_duckdb.to_duckdb`."""
 
     path: Path
-    table: str
-    key: tuple[str, ...]
-    columns: tuple[str, ...] | None
-    extra: ExtraFields
+    choice: TableChoice
     records_max: int = 20_000
     bytes_max: int = 16 << 20
     kind: str = "duckdb"
@@ -71,7 +68,7 @@ class DuckDbSink:
     @property
     def origin(self) -> str:
         """The file and the table."""
-        return f"{self.path}, table {self.table!r}"
+        return f"{self.path}, table {self.choice.table!r}"
 
     def open(self, opening: SinkOpening) -> DuckDbWriter:
         """Return what writes; see :class:`~millstream.connectors.sinks.connector.SinkConnector`."""
@@ -114,7 +111,7 @@ class DuckDbWriter:
             found = table_changes(self._table, batch.records)
             if note is None:
                 refuse_other_table(self._table, found)
-            writer = _TableWriter(session, self._table, quoted(self._sink.table))
+            writer = _TableWriter(session, self._table, quoted(self._sink.choice.table))
             writer.begin()
             refused = [*found.refused, *write_divided(found.changes, writer.write)]
             session.execute(
@@ -128,8 +125,7 @@ class DuckDbWriter:
         """Do nothing: the file is closed after each batch."""
 
     def _read_table(self, session: duckdb.DuckDBPyConnection) -> SinkTable:
-        sink = self._sink
-        return read_table(session, sink.origin, sink.table, sink.key, sink.columns, sink.extra)
+        return read_table(session, self._sink.origin, self._sink.choice)
 
     def _read_note(self, session: duckdb.DuckDBPyConnection) -> BatchNote | None:
         """Return the note of the last batch.
@@ -153,7 +149,7 @@ class DuckDbWriter:
         path = self._sink.path
         if not path.is_file():
             raise ConfigError(
-                f"there is no file {path}. Correct the path, or make the file and the table {self._sink.table!r} with DuckDB first."
+                f"there is no file {path}. Correct the path, or make the file and the table {self._sink.choice.table!r} with DuckDB first."
             )
         try:
             with closing(duckdb.connect(str(path))) as session:
@@ -248,13 +244,11 @@ class _TableWriter:
         lacking: set[int] = set()
         for number, (name, values) in enumerate(zip(names, columns, strict=True)):
             column = self._table.columns[name]
-            has_default = [value is DEFAULT for value in values]
-            if any(has_default):
-                values = [None if value is DEFAULT else value for value in values]
-                if column.default is not None:
-                    lacking.add(number)
-                    arrays[f"d{number}"] = pa.array(has_default)
-            arrays[f"c{number}"] = _array(column, values)
+            if column.default is not None and DEFAULT in values:
+                lacking.add(number)
+                arrays[f"d{number}"] = pa.array([value is DEFAULT for value in values])
+            given = [None if value is DEFAULT else value for value in values]
+            arrays[f"c{number}"] = _array(column, given)
         self._session.register("_millstream_rows", pa.table(arrays))
         return lacking
 

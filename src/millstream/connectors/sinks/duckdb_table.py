@@ -25,8 +25,8 @@ from millstream.connectors.sinks.column_values import (
     uuids,
     whole_numbers,
 )
-from millstream.connectors.sinks.table_changes import ExtraFields, SinkTable, TableColumn
-from millstream.connectors.sinks.table_choice import choose_columns
+from millstream.connectors.sinks.table_changes import SinkTable, TableColumn
+from millstream.connectors.sinks.table_choice import TableChoice, choose_columns
 from millstream.errors import ConfigError
 
 _SIGNED = {"TINYINT": 8, "SMALLINT": 16, "INTEGER": 32, "BIGINT": 64, "HUGEINT": 128}
@@ -62,19 +62,13 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def read_table(
-    session: Any,
-    shown: str,
-    name: str,
-    key: Sequence[str],
-    columns: Sequence[str] | None,
-    extra: ExtraFields,
-) -> SinkTable:
+def read_table(session: Any, shown: str, choice: TableChoice) -> SinkTable:
     """Read what a table of the schema ``main`` is; see :func:`millstream.connectors.sinks.mariadb_table.read_table`.
 
     Raises:
         ConfigError: there is none, or it cannot be written so.
     """
+    name = choice.table
     where = "database_name = current_database() AND schema_name = 'main' AND table_name = $1"
     if not session.execute(f"SELECT 1 FROM duckdb_tables() WHERE {where}", [name]).fetchall():  # noqa: S608
         there = session.execute("SELECT table_name FROM duckdb_tables() WHERE schema_name = 'main'")
@@ -97,8 +91,8 @@ def read_table(
         [name],
     ).fetchall()
     found = {row[0]: _column(*row) for row in rows if (row[0],) not in made}
-    _check_key(shown, key, primary[0][0] if primary else [], found)
-    return SinkTable(shown, choose_columns(shown, found, key, columns), tuple(key), extra)
+    _check_key(shown, choice.key, primary[0][0] if primary else [], found)
+    return SinkTable(shown, choose_columns(shown, found, choice), choice.key, choice.extra)
 
 
 def _check_key(

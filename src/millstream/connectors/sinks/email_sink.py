@@ -329,7 +329,7 @@ def _server(url: str, encryption: EmailEncryption) -> SmtpServer:
         raise ConfigError(
             "the password for SMTP would be sent in the clear. Use encryption='starttls', or smtps://."
         )
-    return SmtpServer(parts.hostname, port, used, user, sink_password(url) or "")  # type: ignore[arg-type]  # of three words
+    return SmtpServer(parts.hostname, port, used, user, sink_password(url) or "")
 
 
 def _check_texts(

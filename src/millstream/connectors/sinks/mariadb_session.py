@@ -36,10 +36,13 @@ _DENIED = frozenset((1044, 1045, 1142, 1143, 1227, 1698))
 # Of the driver's classes of errors, DataError and IntegrityError are of rows. These are, too: no default, a wrong value, a value that
 # is cut, a check of MariaDB, one of MySQL, a trigger's SIGNAL, no JSON, no partition for a row.
 _OF_ROWS = frozenset((1364, 1366, 1265, 1292, 1411, 4025, 3819, 1644, 3140, 1526))
+# Errors in place of values that were made to fit; 0 is 0 in a column that counts, and a backslash is itself.
+_SQL_MODE = (
+    "STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION,"
+    "NO_AUTO_VALUE_ON_ZERO,NO_BACKSLASH_ESCAPES"
+)
 _SETTINGS = (
-    # Errors in place of values that were made to fit; 0 is 0 in a column that counts, and a backslash is itself.
-    "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,"
-    "NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO,NO_BACKSLASH_ESCAPES'",
+    f"SET SESSION sql_mode = '{_SQL_MODE}'",
     "SET SESSION time_zone = '+00:00'",
     "SET SESSION wait_timeout = 600, innodb_lock_wait_timeout = 30, foreign_key_checks = 1, unique_checks = 1",
     "SET SESSION sql_safe_updates = 0, sql_select_limit = 18446744073709551615, completion_type = 0",

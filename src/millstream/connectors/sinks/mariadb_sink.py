@@ -35,7 +35,6 @@ from millstream.connectors.sinks.mariadb_table import key_reader, quoted, read_t
 from millstream.connectors.sinks.sink_note import BatchNote
 from millstream.connectors.sinks.table_changes import (
     DEFAULT,
-    ExtraFields,
     RowKey,
     RowsRefusedError,
     TableChange,
@@ -44,6 +43,7 @@ from millstream.connectors.sinks.table_changes import (
     table_changes,
     write_divided,
 )
+from millstream.connectors.sinks.table_choice import TableChoice
 from millstream.errors import ConfigError, FencedError, MillstreamError
 
 NOTE_TABLE = "_millstream_sinks"
@@ -62,10 +62,7 @@ class MariaDbSink:
     """A sink connector, made by :func:`millstream.connectors.sinks.to_mariadb.to_mariadb`."""
 
     address: MariaDbAddress = field(repr=False)
-    table: str
-    key: tuple[str, ...]
-    columns: tuple[str, ...] | None
-    extra: ExtraFields
+    choice: TableChoice
     records_max: int = 5_000
     bytes_max: int = 4 << 20
     guarantee: SinkGuarantee = "transaction"
@@ -78,7 +75,7 @@ class MariaDbSink:
     @property
     def origin(self) -> str:
         """The address, without user and password, and the table."""
-        return f"{self.address.shown}, table {self.table!r}"
+        return f"{self.address.shown}, table {self.choice.table!r}"
 
     def open(self, opening: SinkOpening) -> MariaDbWriter:
         """Return what writes; see :class:`~millstream.connectors.sinks.connector.SinkConnector`."""
@@ -95,9 +92,7 @@ class MariaDbWriter:
         name, life, token = map(self._session.literal, (opening.name, opening.life, opening.token))
         self._where = f"WHERE name = {name} AND life = {life}"
         try:
-            self._table = read_table(
-                self._session, sink.origin, sink.table, sink.key, sink.columns, sink.extra
-            )
+            self._table = read_table(self._session, sink.origin, sink.choice)
             self._writer = _TableWriter(self)
             self._create_notes()
             # From here on, a run that was opened before finds another token.
@@ -153,13 +148,12 @@ class MariaDbWriter:
 
     def _connect(self) -> None:
         self._session = SinkSession(self._sink.address)
-        self._used_s = time.monotonic()
+        self._used_s: float = time.monotonic()
 
     def _create_notes(self) -> None:
         """Make the table of notes, unless it is there: who may not make tables may find it made."""
         there = self._session.rows(
-            "SELECT 1 FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() "
-            f"AND TABLE_NAME = '{NOTE_TABLE}'"
+            f"SELECT 1 FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = '{NOTE_TABLE}'"  # noqa: S608
         )
         if there:
             return
@@ -192,7 +186,7 @@ class _TableWriter:
     def __init__(self, of: MariaDbWriter) -> None:
         self._of = of
         self._table = of._table  # noqa: SLF001 - of this module
-        self._name = quoted(of._sink.table)  # noqa: SLF001 - as above
+        self._name = quoted(of._sink.choice.table)  # noqa: SLF001 - as above
         self._columns = ", ".join(map(quoted, self._table.names))
         self._key = ", ".join(map(quoted, self._table.key))
         self._defaults = [column.default or "NULL" for column in self._table.columns.values()]

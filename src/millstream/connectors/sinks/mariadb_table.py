@@ -21,14 +21,15 @@ from millstream.connectors.sinks.column_values import (
     json_documents,
     labels,
     moments,
+    shown_value,
     texts,
     times_of_day,
     uuids,
     whole_numbers,
 )
 from millstream.connectors.sinks.mariadb_session import SinkSession
-from millstream.connectors.sinks.table_changes import ExtraFields, SinkTable, TableColumn
-from millstream.connectors.sinks.table_choice import choose_columns
+from millstream.connectors.sinks.table_changes import SinkTable, TableColumn
+from millstream.connectors.sinks.table_choice import TableChoice, choose_columns
 from millstream.errors import ConfigError
 
 _WHOLE_BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "bigint": 64}
@@ -45,31 +46,23 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def read_table(
-    session: SinkSession,
-    shown: str,
-    name: str,
-    key: Sequence[str],
-    columns: Sequence[str] | None,
-    extra: ExtraFields,
-) -> SinkTable:
+def read_table(session: SinkSession, shown: str, choice: TableChoice) -> SinkTable:
     """Read what a table is.
 
     Args:
         shown: The table, for errors.
-        key: The columns of its primary key, or none to add rows.
-        columns: Those that are written; None for all.
 
     Raises:
         ConfigError: there is none, or it cannot be written so.
     """
+    name = choice.table
     of_table = f"TABLE_SCHEMA = DATABASE() AND TABLE_NAME = BINARY {session.literal(name)}"
     _check_kind(session, shown, of_table, name)
     json_columns = _json_columns(session, of_table)
     rows = session.rows(
-        "SELECT COLUMN_NAME, DATA_TYPE, COLUMN_TYPE, IS_NULLABLE, COLUMN_DEFAULT, EXTRA, CHARACTER_MAXIMUM_LENGTH, "
+        "SELECT COLUMN_NAME, DATA_TYPE, COLUMN_TYPE, IS_NULLABLE, COLUMN_DEFAULT, EXTRA, CHARACTER_MAXIMUM_LENGTH, "  # noqa: S608 - our names
         "CHARACTER_OCTET_LENGTH, NUMERIC_PRECISION, NUMERIC_SCALE, DATETIME_PRECISION, CHARACTER_SET_NAME "
-        f"FROM information_schema.COLUMNS WHERE {of_table} ORDER BY ORDINAL_POSITION"  # noqa: S608 - our names
+        f"FROM information_schema.COLUMNS WHERE {of_table} ORDER BY ORDINAL_POSITION"
     )
     found = {
         row[0]: _column(row, is_json=row[0] in json_columns) for row in rows if not _is_made(row)
@@ -79,8 +72,8 @@ def read_table(
         "ORDER BY SEQ_IN_INDEX"
     )
     types = {row[0]: row[1] for row in rows}
-    _check_key(shown, key, [part for (part,) in primary], types)
-    return SinkTable(shown, choose_columns(shown, found, key, columns), tuple(key), extra)
+    _check_key(shown, choice.key, [part for (part,) in primary], types)
+    return SinkTable(shown, choose_columns(shown, found, choice), choice.key, choice.extra)
 
 
 def _check_kind(session: SinkSession, shown: str, of_table: str, name: str) -> None:
@@ -135,8 +128,8 @@ def _json_columns(session: SinkSession, of_table: str) -> set[str]:
     if not there:  # MySQL, where it is a type
         return set()
     clauses = session.rows(
-        "SELECT CHECK_CLAUSE FROM information_schema.CHECK_CONSTRAINTS "
-        f"WHERE {of_table.replace('TABLE_SCHEMA', 'CONSTRAINT_SCHEMA')}"  # noqa: S608 - our names
+        "SELECT CHECK_CLAUSE FROM information_schema.CHECK_CONSTRAINTS "  # noqa: S608 - our names
+        f"WHERE {of_table.replace('TABLE_SCHEMA', 'CONSTRAINT_SCHEMA')}"
     )
     found = (re.fullmatch(r"json_valid\(`(.*)`\)", str(clause)) for (clause,) in clauses)
     return {one[1].replace("``", "`") for one in found if one is not None}
@@ -216,7 +209,7 @@ def _unsigned(to_decimal: ToColumn) -> ToColumn:
     def to_column(value: Any) -> ColumnValue:
         found = to_decimal(value)
         if str(found).startswith("-"):
-            raise ValueError(f"{found} is below 0")
+            raise ValueError(f"{shown_value(value)} is below 0")
         return found
 
     return to_column
@@ -234,7 +227,7 @@ def _text_of(column_type: str) -> _TextOf:
         return int
     if data_type in ("datetime", "timestamp"):
         return _without_zeros
-    return lambda value: value  # type: ignore[no-any-return]  # text, or bytes
+    return lambda value: value  # text, or bytes
 
 
 def _without_zeros(value: str) -> str:

@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from millstream.choices import did_you_mean
-from millstream.connectors.sinks.table_changes import TableColumn
+from millstream.connectors.sinks.table_changes import ExtraFields, TableColumn
 from millstream.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class TableChoice:
+    """A table as it was asked for.
+
+    Attributes:
+        key: The columns of its primary key, or none to add rows.
+        columns: Those that are written; None for all.
+        extra: What becomes of a row with other fields.
+    """
+
+    table: str
+    key: tuple[str, ...]
+    columns: tuple[str, ...] | None
+    extra: ExtraFields
 
 
 def given_names(what: str, given: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -25,16 +42,14 @@ def given_names(what: str, given: str | Sequence[str] | None) -> tuple[str, ...]
 
 
 def choose_columns(
-    shown: str,
-    found: Mapping[str, TableColumn],
-    key: Sequence[str],
-    columns: Sequence[str] | None,
+    shown: str, found: Mapping[str, TableColumn], choice: TableChoice
 ) -> dict[str, TableColumn]:
     """Return the columns that a sink writes.
 
     Raises:
         ConfigError: one is not there, or the key is not among them.
     """
+    key, columns = choice.key, choice.columns
     wanted = tuple(found) if columns is None else columns
     for name in (*key, *wanted):
         if name not in found:

@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from millstream.choices import choose
 from millstream.connectors.sinks.table_changes import ExtraFields
-from millstream.connectors.sinks.table_choice import given_names
+from millstream.connectors.sinks.table_choice import TableChoice, given_names
 from millstream.errors import ConfigError, EnvironmentProblem
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def to_duckdb(
             f'to write to DuckDB needs duckdb, which is not installed ({error}): pip install "millstream[sql]".'
         ) from error
     named = None if columns is None else given_names("columns", columns)
-    return DuckDbSink(place, table, given_names("key", key), named, extra)
+    return DuckDbSink(place, TableChoice(table, given_names("key", key), named, extra))
 
 
 def _path(text: str) -> Path:

@@ -10,7 +10,7 @@ from millstream.capture.mysql.address import mariadb_address
 from millstream.choices import choose
 from millstream.connectors.sinks.sink_password import sink_password
 from millstream.connectors.sinks.table_changes import ExtraFields
-from millstream.connectors.sinks.table_choice import given_names
+from millstream.connectors.sinks.table_choice import TableChoice, given_names
 from millstream.errors import ConfigError, EnvironmentProblem
 
 if TYPE_CHECKING:
@@ -51,4 +51,4 @@ def to_mariadb(
         ) from error
     address = replace(address, password=sink_password(url) or "")
     named = None if columns is None else given_names("columns", columns)
-    return MariaDbSink(address, table, given_names("key", key), named, extra)
+    return MariaDbSink(address, TableChoice(table, given_names("key", key), named, extra))
