@@ -85,6 +85,9 @@ class MariaDbSink:
 class MariaDbWriter:
     """Writes batches; see :class:`~millstream.connectors.sinks.connector.SinkWriter`."""
 
+    _session: SinkSession
+    _used_s: float  # when the session was last used
+
     def __init__(self, sink: MariaDbSink, opening: SinkOpening) -> None:
         self._sink = sink
         self._opening = opening
@@ -148,7 +151,7 @@ class MariaDbWriter:
 
     def _connect(self) -> None:
         self._session = SinkSession(self._sink.address)
-        self._used_s: float = time.monotonic()
+        self._used_s = time.monotonic()
 
     def _create_notes(self) -> None:
         """Make the table of notes, unless it is there: who may not make tables may find it made."""
