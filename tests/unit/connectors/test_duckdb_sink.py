@@ -239,7 +239,7 @@ def test_a_file_or_table_that_does_not_fit_is_one_error_at_the_start(tmp_path):
             made = ms.to_duckdb(path, table=table, **options)
             ms.sink(made, topic="t", log=log, name=f"out-{words[:3].strip()}-{table}").run()
     (tmp_path / "text.duckdb").write_text("no database" * 1000)
-    with pytest.raises(ConfigError, match="cannot be written to"):
+    with pytest.raises(ConfigError, match="is no file of DuckDB"):
         made = ms.to_duckdb(tmp_path / "text.duckdb", table="u")
         ms.sink(made, topic="t", log=log, name="other").run()
 

@@ -51,6 +51,7 @@ from millstream.connectors.sinks.table_choice import TableChoice
 from millstream.errors import ConfigError, FencedError, RetriableError
 
 NOTE_TABLE = "_millstream_sinks"
+_NO_DATABASE = "not a valid DuckDB database file"
 _OF_ROWS = (duckdb.ConstraintException, duckdb.DataError)
 
 
@@ -160,6 +161,12 @@ class DuckDbWriter:
             duckdb.TransactionException,
             duckdb.OutOfMemoryException,
         ) as error:
+            if _NO_DATABASE in str(
+                error
+            ):  # of the same class as a file that another process has open
+                raise ConfigError(
+                    f"{path} is no file of DuckDB, or one of a later version. Correct the path."
+                ) from None
             raise RetriableError(f"{path}: {_said(error)}. It is tried again.") from None
         except duckdb.Error as error:
             raise ConfigError(
