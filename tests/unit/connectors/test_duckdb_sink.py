@@ -91,6 +91,7 @@ class TestDuckDbKeyed(SinkContract):
         yield Outside(path, self.keyed)
 
 
+@pytest.mark.thorough
 class TestDuckDbAdded(TestDuckDbKeyed):
     keyed = False
 

@@ -85,6 +85,7 @@ class TestEmailOfRows(SinkContract):
             yield Outside(server, self.of)
 
 
+@pytest.mark.thorough
 class TestDigests(TestEmailOfRows):
     of = "digest"
 
