@@ -77,6 +77,7 @@ def sink(
     Examples:
       millstream sink https://example.com/orders --topic orders
       millstream sink redis://cache.example:6379/0 --topic users -o hashes=user: --metrics 127.0.0.1:9464
+      millstream sink 'mariadb://shop:${env:DB_PASSWORD}@db.example/shop' --topic orders -o table=orders -o key=id
     """
     pairs = [option.partition("=") for option in options]
     for given, equals, _ in pairs:

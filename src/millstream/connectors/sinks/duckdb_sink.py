@@ -39,9 +39,9 @@ from millstream.connectors.sinks.sink_note import BatchNote
 from millstream.connectors.sinks.table_changes import (
     DEFAULT,
     RowsRefusedError,
+    SinkChange,
+    SinkColumn,
     SinkTable,
-    TableChange,
-    TableColumn,
     last_changes,
     refuse_other_table,
     table_changes,
@@ -181,12 +181,12 @@ class _TableWriter:
         self._session = session
         self._table = table
         self._name = name
-        self._accepted: list[TableChange] = []
+        self._accepted: list[SinkChange] = []
 
     def begin(self) -> None:
         self._session.execute("BEGIN")
 
-    def write(self, changes: Sequence[TableChange]) -> None:
+    def write(self, changes: Sequence[SinkChange]) -> None:
         """Write all of some changes; or, with what was accepted before, begin anew without them.
 
         Raises:
@@ -203,7 +203,7 @@ class _TableWriter:
             raise RowsRefusedError(reason) from None
         self._accepted += changes
 
-    def _write(self, changes: Sequence[TableChange]) -> None:
+    def _write(self, changes: Sequence[SinkChange]) -> None:
         gone = [change.key for change in changes if change.values is None]
         written = [change.values for change in changes if change.values is not None]
         if gone:
@@ -260,7 +260,7 @@ class _TableWriter:
         return lacking
 
 
-def _array(column: TableColumn, values: Sequence[Any]) -> pa.Array:
+def _array(column: SinkColumn, values: Sequence[Any]) -> pa.Array:
     if column.type == "BLOB":
         return pa.array(values, pa.binary())
     if column.type == "BOOLEAN":
@@ -271,7 +271,7 @@ def _array(column: TableColumn, values: Sequence[Any]) -> pa.Array:
     return pa.array(texts, pa.string())
 
 
-def _cast(column: TableColumn, value: str, lacks: str | None = None) -> str:
+def _cast(column: SinkColumn, value: str, lacks: str | None = None) -> str:
     made = f"CAST({value} AS {column.type})"
     return made if lacks is None else f"CASE WHEN {lacks} THEN {column.default} ELSE {made} END"
 

@@ -25,7 +25,7 @@ from millstream.connectors.sinks.column_values import (
     uuids,
     whole_numbers,
 )
-from millstream.connectors.sinks.table_changes import SinkTable, TableColumn
+from millstream.connectors.sinks.table_changes import SinkColumn, SinkTable
 from millstream.connectors.sinks.table_choice import TableChoice, choose_columns
 from millstream.errors import ConfigError
 
@@ -96,7 +96,7 @@ def read_table(session: Any, shown: str, choice: TableChoice) -> SinkTable:
 
 
 def _check_key(
-    shown: str, key: Sequence[str], primary: Sequence[str], found: dict[str, TableColumn]
+    shown: str, key: Sequence[str], primary: Sequence[str], found: dict[str, SinkColumn]
 ) -> None:
     if not key:
         return
@@ -114,9 +114,9 @@ def _check_key(
             )
 
 
-def _column(name: str, data_type: str, is_nullable: bool, default: str | None) -> TableColumn:  # noqa: FBT001 - a row
+def _column(name: str, data_type: str, is_nullable: bool, default: str | None) -> SinkColumn:  # noqa: FBT001 - a row
     has_default = default is not None and default.upper() != "NULL"
-    return TableColumn(
+    return SinkColumn(
         name,
         data_type,
         _to_column(data_type),

@@ -37,7 +37,7 @@ from millstream.connectors.sinks.table_changes import (
     DEFAULT,
     RowKey,
     RowsRefusedError,
-    TableChange,
+    SinkChange,
     last_changes,
     refuse_other_table,
     table_changes,
@@ -198,7 +198,7 @@ class _TableWriter:
         self._packet = packet - 1024  # what the protocol adds to a statement
         self._statement_bytes = min(_STATEMENT_BYTES, self._packet)
 
-    def write(self, changes: Sequence[TableChange]) -> None:
+    def write(self, changes: Sequence[SinkChange]) -> None:
         """Write all of some changes, or none.
 
         Raises:
@@ -212,7 +212,7 @@ class _TableWriter:
             rows("ROLLBACK TO SAVEPOINT changes")
             raise
 
-    def _write(self, changes: Sequence[TableChange]) -> None:
+    def _write(self, changes: Sequence[SinkChange]) -> None:
         there = self._keys_there(changes) if self._key else set()
         gone = [change.key for change in changes if change.values is None and change.key in there]
         for keys in _slices(gone, _STATEMENT_KEYS):
@@ -224,7 +224,7 @@ class _TableWriter:
         self._insert(replaced, f" ON DUPLICATE KEY UPDATE {updates}")
         self._insert((change for change in written if change.key not in there), "")
 
-    def _keys_there(self, changes: Sequence[TableChange]) -> set[RowKey]:
+    def _keys_there(self, changes: Sequence[SinkChange]) -> set[RowKey]:
         """Return which of the keys have a row, and lock those rows."""
         found: set[RowKey] = set()
         for keys in _slices([change.key for change in changes], _STATEMENT_KEYS):
@@ -239,7 +239,7 @@ class _TableWriter:
         listed = ", ".join(f"({', '.join(map(literal, key))})" for key in keys)
         return f"({self._key}) IN ({listed})"
 
-    def _insert(self, changes: Iterable[TableChange], ending: str) -> None:
+    def _insert(self, changes: Iterable[SinkChange], ending: str) -> None:
         begin = f"INSERT INTO {self._name} ({self._columns}) VALUES "  # noqa: S608 - quoted
         room = self._statement_bytes - len(begin) - len(ending)
         for rows in self._in_statements(map(self._row_text, changes), room):
@@ -251,7 +251,7 @@ class _TableWriter:
                 )
             self._of.session.rows(statement)
 
-    def _row_text(self, change: TableChange) -> str:
+    def _row_text(self, change: SinkChange) -> str:
         assert change.values is not None, "it is no deletion"
         literal = self._of.session.literal
         texts = (

@@ -28,7 +28,7 @@ from millstream.connectors.sinks.column_values import (
     whole_numbers,
 )
 from millstream.connectors.sinks.mariadb_session import SinkSession
-from millstream.connectors.sinks.table_changes import SinkTable, TableColumn
+from millstream.connectors.sinks.table_changes import SinkColumn, SinkTable
 from millstream.connectors.sinks.table_choice import TableChoice, choose_columns
 from millstream.errors import ConfigError
 
@@ -140,7 +140,7 @@ def _is_made(row: tuple[Any, ...]) -> bool:
     return "GENERATED" in row[5].upper().replace("DEFAULT_GENERATED", "")
 
 
-def _column(row: tuple[Any, ...], *, is_json: bool) -> TableColumn:
+def _column(row: tuple[Any, ...], *, is_json: bool) -> SinkColumn:
     name, data_type, column_type, nullable, default, extra = row[:6]
     is_nullable = nullable == "YES"
     counts = "auto_increment" in extra.lower()
@@ -150,7 +150,7 @@ def _column(row: tuple[Any, ...], *, is_json: bool) -> TableColumn:
     from_key = None
     if data_type in _BYTES:
         from_key = lambda key: checked_bytes(key, size, exactly)  # noqa: E731 - of two lengths
-    return TableColumn(
+    return SinkColumn(
         name,
         "json" if is_json else str(column_type)[:100],
         json_documents if is_json else _to_column(row),

@@ -42,7 +42,7 @@ class RowsRefusedError(Exception):
 
 
 @dataclass(frozen=True)
-class TableColumn:
+class SinkColumn:
     """A column that the sink writes.
 
     Attributes:
@@ -91,17 +91,17 @@ class SinkTable:
     """A table, and what of it the sink writes. ``key`` is empty where rows are added."""
 
     shown: str
-    columns: Mapping[str, TableColumn]
+    columns: Mapping[str, SinkColumn]
     key: tuple[str, ...]
     extra: ExtraFields
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns' names, in the order of ``TableChange.values``."""
+        """The columns' names, in the order of ``SinkChange.values``."""
         return tuple(self.columns)
 
 
-class TableChange(NamedTuple):
+class SinkChange(NamedTuple):
     """A row that is written, or deleted where ``values`` is None, by a record. ``key`` is empty where rows are added."""
 
     partition: int
@@ -111,17 +111,17 @@ class TableChange(NamedTuple):
 
 
 @dataclass
-class TableChanges:
+class SinkChanges:
     """The changes of a batch, in its order, and the records that are none. ``mismatch`` is the first row that has other columns."""
 
-    changes: list[TableChange] = field(default_factory=list)
+    changes: list[SinkChange] = field(default_factory=list)
     refused: list[RefusedRecord] = field(default_factory=list)
     mismatch: str = ""
 
 
-def table_changes(table: SinkTable, records: Iterable[SinkRecord]) -> TableChanges:
+def table_changes(table: SinkTable, records: Iterable[SinkRecord]) -> SinkChanges:
     """Return what records change in a table."""
-    found = TableChanges()
+    found = SinkChanges()
     for record in records:
         try:
             found.changes.append(_change(table, record))
@@ -132,7 +132,7 @@ def table_changes(table: SinkTable, records: Iterable[SinkRecord]) -> TableChang
     return found
 
 
-def refuse_other_table(table: SinkTable, found: TableChanges) -> None:
+def refuse_other_table(table: SinkTable, found: SinkChanges) -> None:
     """Raise if the first batch of a new sink has rows, and none of them has columns of the table.
 
     Raises:
@@ -146,12 +146,12 @@ def refuse_other_table(table: SinkTable, found: TableChanges) -> None:
         )
 
 
-def _change(table: SinkTable, record: SinkRecord) -> TableChange:
+def _change(table: SinkTable, record: SinkRecord) -> SinkChange:
     if record.row is None and not table.key:
         raise ValueError("it is a tombstone, and rows are added: with key= it would delete one")
     key = _record_key(table, record) if table.key else ()
     values = None if record.row is None else _values(table, record.row, key)
-    return TableChange(record.partition, record.offset, key, values)
+    return SinkChange(record.partition, record.offset, key, values)
 
 
 def _values(
@@ -239,9 +239,9 @@ def _shown(key: RowKey) -> str:
     return ", ".join(repr(part) for part in key)[:100]
 
 
-def last_changes(changes: Iterable[TableChange]) -> list[TableChange]:
+def last_changes(changes: Iterable[SinkChange]) -> list[SinkChange]:
     """Return the changes without those that a later one of their key replaces; all of them where rows are added."""
-    last: dict[RowKey, TableChange] = {}
+    last: dict[RowKey, SinkChange] = {}
     added = []
     for change in changes:
         if change.key:
@@ -253,7 +253,7 @@ def last_changes(changes: Iterable[TableChange]) -> list[TableChange]:
 
 
 def write_divided(
-    changes: Sequence[TableChange], write: Callable[[Sequence[TableChange]], None]
+    changes: Sequence[SinkChange], write: Callable[[Sequence[SinkChange]], None]
 ) -> list[RefusedRecord]:
     """Write changes in their order, and return those that the database refuses.
 

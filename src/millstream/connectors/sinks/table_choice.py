@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from millstream.choices import did_you_mean
-from millstream.connectors.sinks.table_changes import ExtraFields, TableColumn
+from millstream.connectors.sinks.table_changes import ExtraFields, SinkColumn
 from millstream.errors import ConfigError
 
 
@@ -42,8 +42,8 @@ def given_names(what: str, given: str | Sequence[str] | None) -> tuple[str, ...]
 
 
 def choose_columns(
-    shown: str, found: Mapping[str, TableColumn], choice: TableChoice
-) -> dict[str, TableColumn]:
+    shown: str, found: Mapping[str, SinkColumn], choice: TableChoice
+) -> dict[str, SinkColumn]:
     """Return the columns that a sink writes.
 
     Raises:
