@@ -19,7 +19,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-SINKS = ("http", "redis-hashes", "redis-stream")
+SINKS = (
+    "http",
+    "redis-hashes",
+    "redis-stream",
+    "mariadb-by-key",
+    "mariadb-added",
+    "duckdb-by-key",
+    "duckdb-added",
+    "email",
+    "digest",
+)
+TABLE = "CREATE TABLE {name} (id BIGINT{key}, customer INT NOT NULL, product VARCHAR(40), cents BIGINT, placed {time})"
 
 
 def connector_of(name: str, place: str) -> Any:
@@ -28,6 +39,14 @@ def connector_of(name: str, place: str) -> Any:
 
     if name == "http":
         return ms.to_http(place)
+    kind, _, how = name.partition("-")
+    if kind in ("mariadb", "duckdb"):
+        make = ms.to_mariadb if kind == "mariadb" else ms.to_duckdb
+        return make(place, table=how.replace("-", "_"), key="id" if how == "by-key" else None)
+    if kind in ("email", "digest"):
+        of = "row" if kind == "email" else "digest"
+        given = {"to": "ops@example.com", "sender": "me@example.com", "encryption": "none"}
+        return ms.to_email(place, of=of, **given)
     return ms.to_redis(place, **({"hashes": "r:"} if name == "redis-hashes" else {"stream": "s"}))
 
 
@@ -61,19 +80,42 @@ def put(log_folder: str, records: int) -> None:
                 producer.send("events", json.dumps(row).encode(), key=b"%d" % n)
 
 
+def place_of(name: str, stack: ExitStack) -> str:
+    """Start what a sink writes to; return its address."""
+    kind, _, how = name.partition("-")
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    table = how.replace("-", "_")
+    key = " PRIMARY KEY" if how == "by-key" else ""
+    if kind == "http":
+        import http_service
+
+        return str(stack.enter_context(http_service.serving(lambda *_: (200, {}))).url)
+    if kind == "mariadb":
+        import mariadb_database
+
+        database = mariadb_database.Database(stack.enter_context(mariadb_database.start()))
+        database.run(TABLE.format(name=table, key=key, time="DATETIME(3)"))
+        return str(database.url())
+    if kind == "duckdb":
+        import duckdb
+
+        with duckdb.connect(str(folder / "f.duckdb")) as session:
+            session.execute(TABLE.format(name=table, key=key, time="TIMESTAMPTZ"))
+        return str(folder / "f.duckdb")
+    if kind in ("email", "digest"):
+        import smtp_server
+
+        return str(stack.enter_context(smtp_server.started()).url)
+    import redis_server
+
+    return str(stack.enter_context(redis_server.start(folder)).url)
+
+
 def measure(name: str, log: str, records: int, repeats: int) -> list[float]:
     """Return records per CPU-second, of each repetition."""
     sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
     with ExitStack() as stack:
-        if name == "http":
-            import http_service
-
-            place = stack.enter_context(http_service.serving(lambda *_: (200, {}))).url
-        else:
-            import redis_server
-
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            place = stack.enter_context(redis_server.start(folder)).url
+        place = place_of(name, stack)
         rates = []
         for number in range(repeats):
             command = [sys.executable, __file__, "--run", name, place, log]

@@ -29,8 +29,11 @@ _MODULES: dict[str, str] = {
         "millstream.connectors.http_poll": "http_poll",
         "millstream.connectors.mqtt": "mqtt",
         "millstream.connectors.redis_stream": "redis_stream",
+        "millstream.connectors.sinks.email_sink": "to_email",
         "millstream.connectors.sinks.http_sink": "to_http",
         "millstream.connectors.sinks.sink": "SinkRun SinkStatus sink",
+        "millstream.connectors.sinks.to_duckdb": "to_duckdb",
+        "millstream.connectors.sinks.to_mariadb": "to_mariadb",
         "millstream.connectors.sinks.to_redis": "to_redis",
         "millstream.connectors.source": "Source SourceStatus source",
         "millstream.errors": (
@@ -110,10 +113,13 @@ if TYPE_CHECKING:
     from millstream.connectors.http_poll import http_poll as http_poll
     from millstream.connectors.mqtt import mqtt as mqtt
     from millstream.connectors.redis_stream import redis_stream as redis_stream
+    from millstream.connectors.sinks.email_sink import to_email as to_email
     from millstream.connectors.sinks.http_sink import to_http as to_http
     from millstream.connectors.sinks.sink import SinkRun as SinkRun
     from millstream.connectors.sinks.sink import SinkStatus as SinkStatus
     from millstream.connectors.sinks.sink import sink as sink
+    from millstream.connectors.sinks.to_duckdb import to_duckdb as to_duckdb
+    from millstream.connectors.sinks.to_mariadb import to_mariadb as to_mariadb
     from millstream.connectors.sinks.to_redis import to_redis as to_redis
     from millstream.connectors.source import Source as Source
     from millstream.connectors.source import SourceStatus as SourceStatus

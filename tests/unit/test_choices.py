@@ -243,6 +243,18 @@ WRONG = {
     ("sink", "start", "earlyest", "earliest"): declared(
         lambda word: ms.sink(ms.to_http("http://h"), topic="t", start=word)
     ),
+    ("to_duckdb", "extra", "skipp", "skip"): declared(
+        lambda word: ms.to_duckdb("f.duckdb", table="t", extra=word)
+    ),
+    ("to_email", "of", "rows", "row"): declared(
+        lambda word: ms.to_email("smtp://h", to="a@x", sender="b@x", of=word)
+    ),
+    ("to_email", "encryption", "starttl", "starttls"): declared(
+        lambda word: ms.to_email("smtp://h", to="a@x", sender="b@x", encryption=word)
+    ),
+    ("to_mariadb", "extra", "skipp", "skip"): declared(
+        lambda word: ms.to_mariadb("mariadb://u@h/d", table="t", extra=word)
+    ),
     ("to_http", "form", "line", "lines"): declared(lambda word: ms.to_http("http://h", form=word)),
     ("to_http", "content", "rows", "row"): declared(
         lambda word: ms.to_http("http://h", content=word)

@@ -78,6 +78,7 @@ def sink(
     Examples:
       millstream sink https://example.com/orders --topic orders
       millstream sink redis://cache.example:6379/0 --topic users -o hashes=user: --metrics 127.0.0.1:9464
+      millstream sink 'mariadb://shop:${env:DB_PASSWORD}@db.example/shop' --topic orders -o table=orders -o key=id
     """
     connector = sink_connector_of(url, options_of(options))
     _run(sink_to(connector, topic=topic, log=log, name=name, start=start), until, metrics)

@@ -126,6 +126,8 @@ class SinkConnector(Protocol):
         origin: Which one it is, such as its address, without secrets; another one is refused.
         guarantee: What a repeated batch does; see the table above.
         records_max, bytes_max: How large a batch may be: records, and bytes of their values, about.
+
+    It may have ``every_s``, too: how many seconds are between the end of a batch and the beginning of the next one at least.
     """
 
     @property

@@ -15,7 +15,6 @@ Source: Redis, "Transactions" (WATCH, MULTI, EXEC).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -30,15 +29,14 @@ from millstream.connectors.sinks.connector import (
     SinkOpening,
     SinkRecord,
     WrittenBatch,
-    WrittenNumber,
 )
+from millstream.connectors.sinks.json_text import json_text
 from millstream.connectors.sinks.sink_note import BatchNote
 from millstream.connectors.sinks.sink_password import SINK_PASSWORD_VARIABLE, sink_password
 from millstream.errors import ConfigError, FencedError, RetriableError
 from millstream.redis_client import open_redis, shown_redis_address, translated_redis_errors
 
 _TOO_DEEP = "its lists and objects are nested too deeply"
-_ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 @dataclass(frozen=True)
@@ -206,22 +204,10 @@ def _refused(record: SinkRecord, reason: str) -> RefusedRecord:
 def _fields(row: Any) -> dict[bytes, bytes]:
     """Return the fields of a row: text as it is, other values as JSON, and no null."""
     return {
-        _bytes(name): _bytes(value if isinstance(value, str) else _json(value))
+        _bytes(name): _bytes(value if isinstance(value, str) else json_text(value))
         for name, value in row.items()
         if value is not None
     }
-
-
-def _json(value: Any) -> str:
-    """Return a value as JSON, its numbers with all digits that the record has."""
-    if isinstance(value, WrittenNumber):
-        return value.text
-    if isinstance(value, dict):
-        members = (f"{_ENCODE(name)}:{_json(member)}" for name, member in value.items())
-        return f"{{{','.join(members)}}}"
-    if isinstance(value, list):
-        return f"[{','.join(map(_json, value))}]"
-    return _ENCODE(value)
 
 
 def _bytes(text: str) -> bytes:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -104,7 +106,7 @@ class SinkRun:
         while not self._stop.is_set():
             try:
                 with connect(self.log) as log:
-                    for status in self._statuses(log, begin):
+                    for status in self._statuses(log, begin, until):
                         retry.succeeded()
                         on_status(status)
                         if status.state == "idle" and until == "caught-up":
@@ -116,7 +118,9 @@ class SinkRun:
                 retry.wait()
         return status
 
-    def _statuses(self, log: EventLog, begin: Callable[[SinkStatus], None]) -> Iterator[SinkStatus]:
+    def _statuses(
+        self, log: EventLog, begin: Callable[[SinkStatus], None], until: SinkUntil
+    ) -> Iterator[SinkStatus]:
         """Write batch after batch, and yield the status after each; ``begin`` gets the one before the first."""
         info = log.topics().get(self.topic)
         if info is None:
@@ -136,7 +140,13 @@ class SinkRun:
             opening = SinkOpening(self.name, self.topic, progress.state.life, self.token)
             with closing(given.open(opening)) as writer:
                 alarm = progress.reconcile(writer.last) if given.guarantee == "transaction" else ""
-                yield from _Writing(self, batches, progress, writer, alarm).statuses()
+                # One that is to be caught up waits for nothing.
+                every_s = getattr(given, "every_s", 0.0) if until == "stopped" else 0.0
+                yield from _Writing(self, batches, progress, writer, alarm, every_s).statuses()
+
+    def wait(self, timeout_s: float) -> None:
+        """Return after a time, or when :meth:`stop` is called."""
+        self._stop.wait(timeout_s)
 
     @property
     def is_stopped(self) -> bool:
@@ -153,7 +163,9 @@ class _Writing:
     progress: SinkProgress
     writer: SinkWriter
     alarm: str
+    every_s: float
     lag_s: float | None = None
+    _written_s: float = -math.inf
 
     def statuses(self) -> Iterator[SinkStatus]:
         bounds = self.progress.pending()
@@ -164,14 +176,22 @@ class _Writing:
         while not self.run.is_stopped:
             if pending is None:
                 self._note_new_partitions(positions)
-                pending = self._next(positions)
+                early_s = self._written_s + self.every_s - time.monotonic()
+                pending = None if early_s > 0 else self._next(positions)
                 if pending is None:
                     yield self._status("idle", positions)
-                    self.batches.wait(positions, _IDLE_S)
+                    self._wait(positions, early_s)
                     continue
                 self.progress.begin(pending)
             pending = self._write(pending, positions)
             yield self._status("writing", positions)
+
+    def _wait(self, positions: dict[int, int], early_s: float) -> None:
+        """Wait for more records, or until a batch is no longer early."""
+        if early_s > 0:
+            self.run.wait(min(early_s, _IDLE_S))
+        else:
+            self.batches.wait(positions, _IDLE_S)
 
     def _note_new_partitions(self, positions: dict[int, int]) -> None:
         """Note where partitions begin that were not known: what is removed from there on is missed, and not passed over."""
@@ -199,10 +219,11 @@ class _Writing:
             self.progress.after(read),
         )
         refused = [*read.refused, *self.writer.write(batch)]
+        self._written_s = time.monotonic()
         last_ms = read.last_ms
         if last_ms is not None:
             self.lag_s = max(0.0, (self.run.clock_ms() - last_ms) / 1000)
-        following = None if self.run.is_stopped else self._next(positions)
+        following = None if self.run.is_stopped or self.every_s else self._next(positions)
         self.progress.finish(read, refused, following)
         return following
 

@@ -6,15 +6,30 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from millstream.access.secret_values import resolved_url
 from millstream.choices import did_you_mean
 from millstream.connectors.sinks.connector import SinkConnector
+from millstream.connectors.sinks.email_sink import to_email
 from millstream.connectors.sinks.http_sink import to_http
+from millstream.connectors.sinks.to_duckdb import to_duckdb
+from millstream.connectors.sinks.to_mariadb import to_mariadb
 from millstream.connectors.sinks.to_redis import to_redis
 from millstream.errors import ConfigError
 
 Options = Mapping[str, type]
 _HTTP: Options = {"form": str, "content": str, "batch": int, "timeout_s": float}
 _REDIS: Options = {"hashes": str, "stream": str, "length": int}
+_EMAIL: Options = {
+    "to": str,
+    "sender": str,
+    "subject": str,
+    "text": str,
+    "of": str,
+    "batch": int,
+    "every": str,
+    "encryption": str,
+}
+_TABLE: Options = {"table": str, "key": str, "columns": str, "extra": str}
 
 
 def sink_connector_of(url: str, options: Mapping[str, str]) -> SinkConnector:
@@ -23,6 +38,7 @@ def sink_connector_of(url: str, options: Mapping[str, str]) -> SinkConnector:
     Raises:
         ConfigError: there is none. The message never has a password.
     """
+    url = resolved_url(url, "the sink's address")
     try:
         scheme = urlsplit(url).scheme
     except ValueError:
@@ -34,6 +50,9 @@ def sink_connector_of(url: str, options: Mapping[str, str]) -> SinkConnector:
             f"{', '.join(f'{known}://' for known in _MAKERS)}; docs/connectors.md describes them."
         )
     make, known = _MAKERS[scheme]
+    for needed, example in _NEEDED.items():
+        if needed in known and needed not in options:
+            raise ConfigError(f"the sink to {scheme}:// needs {needed}: -o {needed}={example}.")
     return make(url, **_parsed(options, known))
 
 
@@ -52,7 +71,11 @@ def _parsed(options: Mapping[str, str], known: Options) -> dict[str, Any]:
     return parsed
 
 
+_NEEDED = {"table": "NAME", "to": "ops@example.com", "sender": "millstream@example.com"}
 _MAKERS: dict[str, tuple[Callable[..., SinkConnector], Options]] = {
     **dict.fromkeys(("http", "https"), (to_http, _HTTP)),
     **dict.fromkeys(("redis", "rediss"), (to_redis, _REDIS)),
+    **dict.fromkeys(("mariadb", "mysql"), (to_mariadb, _TABLE)),
+    "duckdb": (to_duckdb, _TABLE),
+    **dict.fromkeys(("smtp", "smtps"), (to_email, _EMAIL)),
 }

@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import smtplib
-import ssl
 import subprocess
 import tempfile
 import urllib.error
@@ -25,6 +24,7 @@ from urllib.parse import urlsplit
 
 from millstream.access.secret_values import resolved, resolved_url
 from millstream.errors import ConfigError, RetriableError
+from millstream.smtp import SmtpEncryption, SmtpServer, is_mail_address, smtp_session
 
 TIMEOUT_S = 10.0
 _SAID_MAX = 1 << 16  # bytes of a program's errors that are looked at
@@ -146,13 +146,8 @@ class EmailTarget(AlertTarget):
         digest = hashlib.sha256(message.id.encode()).hexdigest()[:32]
         mail["Message-ID"] = f"<{digest}@millstream.invalid>"
         mail.set_content(f"{message.text}\n\n{message.to_json().decode()}\n")
-        host, _, port = self.server.rpartition(":")
         try:
-            with smtplib.SMTP(host.strip("[]"), int(port), timeout=TIMEOUT_S) as smtp:
-                if self.starttls:
-                    smtp.starttls(context=ssl.create_default_context())
-                if self.user is not None:
-                    smtp.login(self.user, os.environ.get(PASSWORD_VARIABLE, ""))
+            with smtp_session(self._server(), TIMEOUT_S) as smtp:
                 refused = smtp.send_message(mail, to_addrs=to)
         except (OSError, smtplib.SMTPException) as error:
             raise RetriableError(f"{self.name} was not sent: {error}") from None
@@ -161,6 +156,12 @@ class EmailTarget(AlertTarget):
             taken.update(set(to) - later)
             raise RetriableError(f"{self.name} was not sent to {', '.join(sorted(later))}")
         del self._taken[message.id]
+
+    def _server(self) -> SmtpServer:
+        host, _, port = self.server.rpartition(":")
+        password = os.environ.get(PASSWORD_VARIABLE, "")
+        encryption: SmtpEncryption = "starttls" if self.starttls else "none"
+        return SmtpServer(host.strip("[]"), int(port), encryption, self.user, password)
 
 
 def _refused_for_now(message: AlertMessage, refused: Mapping[str, tuple[int, bytes]]) -> set[str]:
@@ -289,7 +290,7 @@ def tell_email(
     if not host or not port.isdecimal():
         raise ConfigError(f"The SMTP server of an alert is {server!r}. Give HOST:PORT.")
     for address in (*addresses, sender):
-        if "@" not in address or any(ord(one) <= 32 for one in address):
+        if not is_mail_address(address):
             raise ConfigError(
                 f"{address!r} is no address for the e-mail of an alert. Give such as ops@example.com."
             )
