@@ -111,6 +111,13 @@ class HttpPollReader:
         self._seen: set[str] = set()  # pages of this round
         self._unchanged: dict[str, str] = {}  # what makes the server say that nothing has changed
         self._asked = ""  # ... of this target
+        self._brought = 0  # rows of this round
+
+    @property
+    def _may_be_cut(self) -> bool:
+        """Whether a server that is asked for what follows a row, and names no pages, may have more than the last round brought."""
+        source = self._source
+        return source.since is not None and source.next is None and self._brought > 0
 
     def read(self, wait_s: float) -> SourceBatch | None:
         """Return new rows of a page, or of a round; see the protocol."""
@@ -119,7 +126,8 @@ class HttpPollReader:
             if left_s > 0:
                 self._source.sleep(min(left_s, wait_s))
             if left_s > wait_s:
-                return None
+                # After rows, an answer by cursor may have left some out: only one without new rows says that none is left.
+                return SourceBatch() if self._may_be_cut else None
             self._begin()
         assert self._next is not None, "a round has begun"
         target, self._next = self._next, None
@@ -138,6 +146,7 @@ class HttpPollReader:
 
     def _begin(self) -> None:
         self._seen.clear()
+        self._brought = 0
         self._taken.begin()
         self._next = self._first_target()
 
@@ -176,6 +185,7 @@ class HttpPollReader:
         try:
             if self._taken.take(row):
                 self._rows.add(row.text.encode(), _event(row))
+                self._brought += 1
         except ConfigError:  # which is a ValueError, too
             raise
         except ValueError as error:

@@ -125,6 +125,19 @@ def test_by_a_cursor_each_row_is_taken_once_whatever_pages_and_ties_there_are(
     assert values(log) == rows
 
 
+def test_one_that_gives_few_rows_at_a_time_behind_the_cursor_is_asked_until_it_gives_none(tmp_path):
+    rows = [{"c": n} for n in range(25)]
+
+    def answer(asked, _number):
+        begin = int(parse_qs(urlsplit(asked.target).query).get("from", ["-1"])[0])
+        return 200, [row for row in rows if row["c"] > begin][:10]
+
+    with http_service.serving(answer) as service:
+        status = run(service, tmp_path, cursor="c", since="from", every="10 milliseconds")
+    assert status.records == 25
+    assert values(tmp_path) == rows
+
+
 def test_an_order_that_would_lose_rows_stops_the_source(tmp_path):
     answers = Answers([{"c": 3}, {"c": 2}])
     with http_service.serving(answers) as service:

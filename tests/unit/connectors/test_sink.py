@@ -183,6 +183,20 @@ def test_a_name_is_of_one_topic_one_store_and_no_source(tmp_path):
         ms.sink(StoreConnector(Store()), topic="t", log=tmp_path, name="made").run()
 
 
+def test_a_mistyped_address_does_not_cost_the_name(tmp_path):
+    _send(tmp_path, {"n": 1})
+    mistyped, store = StoreConnector(Store()), Store()
+    mistyped.origin, mistyped.open = "hree", _nothing_is_there
+    with pytest.raises(ConfigError, match="nothing is there"):
+        ms.sink(mistyped, topic="t", log=tmp_path, name="out").run(until="caught-up")
+    _run(store, tmp_path)
+    assert store.taken == [{"n": 1}]
+
+
+def _nothing_is_there(_opening):
+    raise ConfigError("nothing is there")
+
+
 def test_a_topic_that_was_made_anew_is_refused(tmp_path):
     _send(tmp_path, {"n": 1})
     _run(Store(), tmp_path)

@@ -125,7 +125,7 @@ class SinkProgress:
                 self._send({"begun": self.name}, {"token": self.token})
                 self._producer.flush()
             said = self._read()
-            if said is None:
+            if said is None or self._was_mistaken(said):
                 self.state = replace(self.state, first=self.first, positions=self.first)
                 self._note(self.state)
             else:
@@ -292,6 +292,17 @@ class SinkProgress:
                 )
         return said
 
+    def _was_mistaken(self, said: Mapping[str, Any]) -> bool:
+        """Return whether the sink was of something else, such as a mistyped address, and never began a batch."""
+        if said.get("version") != SINK_POSITIONS_VERSION:
+            return False
+        was = (said["topic"], said["kind"], said["origin"])
+        return said["number"] == 0 and said["ends"] is None and was != self._given
+
+    @property
+    def _given(self) -> tuple[str, str, str]:
+        return self.topic, self.connector.kind, self.connector.origin
+
     def _check(self, said: dict[str, Any]) -> None:
         if said.get("version") != SINK_POSITIONS_VERSION:
             raise ConflictError(
@@ -299,7 +310,7 @@ class SinkProgress:
                 f"{SINK_POSITIONS_VERSION}). Use that version, or give the sink another name."
             )
         was = (said["topic"], said["kind"], said["origin"])
-        given = (self.topic, self.connector.kind, self.connector.origin)
+        given = self._given
         if was != given:
             raise ConflictError(
                 f"the sink {self.name!r} writes the topic {was[0]!r} to {was[2]} ({was[1]}), and now {given[0]!r} is to be written to "
