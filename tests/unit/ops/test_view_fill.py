@@ -24,10 +24,10 @@ from millstream.ops.plan import plan_change
 from millstream.ops.rollback import rollback
 from millstream.testing.disk import SimulatedCrash
 from millstream.views.coverage import partial_note
-from millstream.views.schema import ViewSchema
+from millstream.views.schema import JOB, ViewSchema
 from millstream.views.state_store.sqlite_store import SqliteStateStore
 from millstream.views.state_store.sqlite_values import normalize
-from millstream.views.state_store.view_fill import _pipeline_type, _typed
+from millstream.views.state_store.view_fill import _pipeline_type, _typed, fill_views
 from millstream.views.store_location import open_state_store
 
 APP = """
@@ -447,10 +447,10 @@ def test_what_is_lost_from_the_log_is_not_missed_by_a_view_that_is_filled(tmp_pa
 def test_a_source_that_a_run_has_declared_otherwise_meanwhile_is_refused(tmp_path, monkeypatch):
     edited, rows = began(tmp_path, count=40)
     app = edited.write(CHANGED)
-    real = deployment.prepare
+    real, made = deployment.prepare, []
 
     def prepared(*args, **options):
-        found = real(*args, **options)
+        made.append(found := real(*args, **options))
         other = edited.write(
             ('per_ad.view("per_ad")', 'per_ad.filter(pl.col("n") > 2).view("per_ad")')
         )
@@ -459,8 +459,12 @@ def test_a_source_that_a_run_has_declared_otherwise_meanwhile_is_refused(tmp_pat
         return found
 
     monkeypatch.setattr(deployment, "prepare", prepared)
-    with pytest.raises(ConflictError, match="was declared otherwise by a run"):
+    with pytest.raises(ConflictError, match="has read more of the log"):
         deploy(app)
+    with open_state_store(app.state_store, readonly=True) as store:
+        outputs = store.outputs(app.name, JOB)
+        with pytest.raises(ConflictError, match="was declared otherwise by a run"):
+            fill_views(made[0].filled_views.values(), outputs, store.scan)
 
 
 def test_a_plan_says_from_which_view_and_how_many_rows(tmp_path, call):
