@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 from millstream.access.secret_values import resolved, resolved_url
+from millstream.connectors.http_options import check_http_url, request_headers
 from millstream.connectors.http_poll_source import HttpPollSource
 from millstream.connectors.record_fields import RecordFields
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
 
 AUTHORIZATION_VARIABLE = "MILLSTREAM_SOURCE_AUTHORIZATION"
-_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 _OURS = ("accept-encoding", "host", "if-modified-since", "if-none-match")
 
 
@@ -65,7 +62,7 @@ def http_poll(
         ConfigError: the URL is not one of HTTP, or an option is not possible.
     """
     url = resolved_url(url, "the source's address")
-    _check_url(url)
+    check_http_url(url, "source", AUTHORIZATION_VARIABLE)
     if not 0 < timeout_s <= 3600:
         raise ConfigError(f"timeout_s is {timeout_s!r}. Give seconds, up to 3,600.")
     if (since is not None and cursor is None) or (start is not None and since is None):
@@ -75,6 +72,10 @@ def http_poll(
     if next_param is not None and next is None:
         raise ConfigError("next_param= gets what next= leads to: give next=, too.")
     every_s = to_us(every, what="every") / 1_000_000
+    named = {
+        name: resolved(text, f"the header {name}") if isinstance(text, str) else text
+        for name, text in (headers or {}).items()
+    }
     return HttpPollSource(
         url,
         rows,
@@ -86,42 +87,6 @@ def http_poll(
         id,
         next,
         next_param,
-        _checked_headers(headers),
+        request_headers(named, _OURS, AUTHORIZATION_VARIABLE),
         timeout_s,
     )
-
-
-def _checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
-    given = {
-        name: resolved(text, f"the header {name}") if isinstance(text, str) else text
-        for name, text in (headers or {}).items()
-    }
-    secret = os.environ.get(AUTHORIZATION_VARIABLE)
-    if secret and "authorization" not in map(str.lower, given):
-        given["Authorization"] = secret
-    for name, text in given.items():
-        is_text = isinstance(text, str) and text.isascii() and text.isprintable()
-        if not _HEADER.fullmatch(name) or name.lower() in _OURS or not is_text:
-            raise ConfigError(
-                f"the header {name!r} cannot be sent. Give names of letters, digits and -, other than {', '.join(_OURS)}, and "
-                "text in one line of ASCII."
-            )
-    return given
-
-
-def _check_url(url: str) -> None:
-    try:
-        parts = urlsplit(url)
-        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_one = False
-    if not is_one or not url.isascii() or not url.isprintable() or " " in url or "#" in url:
-        raise ConfigError(
-            "the source's address is no URL of HTTP. Give https://host/path, with other characters than letters and digits as "
-            "%20 is for a space."
-        )
-    if parts.username is not None or parts.password is not None:
-        raise ConfigError(
-            "the source's address has a user or a password in it. Give them as a header: "
-            f"${AUTHORIZATION_VARIABLE} is Authorization."
-        )

@@ -9,7 +9,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from millstream.choices import did_you_mean
 from millstream.connectors.sinks.column_values import (
     ToColumn,
     byte_strings,
@@ -26,7 +25,12 @@ from millstream.connectors.sinks.column_values import (
     whole_numbers,
 )
 from millstream.connectors.sinks.table_changes import SinkColumn, SinkTable
-from millstream.connectors.sinks.table_choice import TableChoice, choose_columns
+from millstream.connectors.sinks.table_choice import (
+    TableChoice,
+    check_primary,
+    choose_columns,
+    no_table,
+)
 from millstream.errors import ConfigError
 
 _SIGNED = {"TINYINT": 8, "SMALLINT": 16, "INTEGER": 32, "BIGINT": 64, "HUGEINT": 128}
@@ -72,11 +76,7 @@ def read_table(session: Any, shown: str, choice: TableChoice) -> SinkTable:
     where = "database_name = current_database() AND schema_name = 'main' AND table_name = $1"
     if not session.execute(f"SELECT 1 FROM duckdb_tables() WHERE {where}", [name]).fetchall():  # noqa: S608
         there = session.execute("SELECT table_name FROM duckdb_tables() WHERE schema_name = 'main'")
-        near = did_you_mean(name, [found for (found,) in there.fetchall()])
-        raise ConfigError(
-            f"there is no {shown}.{near} Correct the name, or create the table with the columns that the rows have; its primary "
-            "key is the key of the topic."
-        )
+        raise no_table(shown, name, [found for (found,) in there.fetchall()])
     made = session.execute(
         "SELECT column_name FROM information_schema.columns WHERE table_catalog = current_database() AND table_schema = 'main' "
         "AND table_name = $1 AND is_generated = 'ALWAYS'",
@@ -100,11 +100,7 @@ def _check_key(
 ) -> None:
     if not key:
         return
-    if set(key) != set(primary):
-        raise ConfigError(
-            f"key is {', '.join(key)}, and the primary key of {shown} is {', '.join(primary) or 'not there'}. Give the columns of "
-            "the primary key; or none, to add a row for each record."
-        )
+    check_primary(shown, key, primary)
     for name in key:
         kind = found[name].type
         if found[name].to_column is None or kind in _NO_KEYS:

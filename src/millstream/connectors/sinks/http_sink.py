@@ -18,8 +18,6 @@ Source: RFC 9110 (status codes, Retry-After); IETF, draft-ietf-httpapi-idempoten
 from __future__ import annotations
 
 import json
-import os
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +25,7 @@ from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
 from millstream.choices import choose
+from millstream.connectors.http_options import check_http_url, request_headers
 from millstream.connectors.sinks.connector import (
     RecordsToWrite,
     RefusedRecord,
@@ -53,7 +52,6 @@ _LATER = frozenset({408, 409, 425, 429})
 _REFUSED = frozenset({400, 413, 422})
 _RETRY_AFTER_S_MAX = 3600.0
 _ANSWER_BYTES_MAX = 1 << 20
-_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 _OURS = ("content-type", "content-length", "idempotency-key")
 _ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -211,45 +209,10 @@ def to_http(
     """
     choose("form", form, get_args(HttpForm))
     choose("content", content, get_args(HttpContent))
-    _check_url(url)
+    check_http_url(url, "sink", AUTHORIZATION_VARIABLE)
     if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= 100_000:
         raise ConfigError(f"batch is {batch!r}. Give 1 to 100,000 rows.")
     if not 0 < timeout_s <= 3600:
         raise ConfigError(f"timeout_s is {timeout_s!r}. Give seconds, up to 3,600.")
-    given = dict(headers or {})
-    for name, text in given.items():
-        if not _HEADER.fullmatch(name) or name.lower() in _OURS or not _is_header_text(text):
-            raise ConfigError(
-                f"the header {name!r} cannot be sent. Give names of letters, digits and -, other than {', '.join(_OURS)}, and "
-                "text in one line of ASCII."
-            )
-    secret = os.environ.get(AUTHORIZATION_VARIABLE)
-    if secret and "authorization" not in map(str.lower, given):
-        if not _is_header_text(secret):
-            raise ConfigError(
-                f"${AUTHORIZATION_VARIABLE} cannot be a header. Give text in one line of ASCII."
-            )
-        given["Authorization"] = secret
+    given = request_headers(headers or {}, _OURS, AUTHORIZATION_VARIABLE)
     return HttpSink(url, given, form, content, timeout_s, batch)
-
-
-def _is_header_text(text: object) -> bool:
-    return isinstance(text, str) and text.isascii() and text.isprintable()
-
-
-def _check_url(url: str) -> None:
-    try:
-        parts = urlsplit(url)
-        is_one = parts.scheme in DEFAULT_PORTS and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_one = False
-    if not is_one or not url.isascii() or not url.isprintable() or " " in url or "#" in url:
-        raise ConfigError(
-            "the sink's address is no URL of HTTP. Give https://host/path, with other characters than letters and digits as "
-            "%20 is for a space."
-        )
-    if parts.username is not None or parts.password is not None:
-        raise ConfigError(
-            "the sink's address has a user or a password in it. Give them as a header: "
-            f"${AUTHORIZATION_VARIABLE} is Authorization."
-        )

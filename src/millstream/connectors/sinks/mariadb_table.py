@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from millstream.choices import did_you_mean
 from millstream.connectors.sinks.column_values import (
     ColumnValue,
     ToColumn,
@@ -29,7 +28,12 @@ from millstream.connectors.sinks.column_values import (
 )
 from millstream.connectors.sinks.mariadb_session import SinkSession
 from millstream.connectors.sinks.table_changes import SinkColumn, SinkTable
-from millstream.connectors.sinks.table_choice import TableChoice, choose_columns
+from millstream.connectors.sinks.table_choice import (
+    TableChoice,
+    check_primary,
+    choose_columns,
+    no_table,
+)
 from millstream.errors import ConfigError
 
 _WHOLE_BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "bigint": 64}
@@ -88,10 +92,7 @@ def _check_kind(session: SinkSession, shown: str, of_table: str, name: str) -> N
                 "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() LIMIT 10000"
             )
         ]
-        raise ConfigError(
-            f"there is no {shown}.{did_you_mean(name, there)} Correct the name, or create the table with the columns that the "
-            "rows have; its primary key is the key of the topic."
-        )
+        raise no_table(shown, name, there)
     kind, engine, transactions = found[0]
     if kind != "BASE TABLE" or transactions != "YES":
         what = f"of the engine {engine}" if kind == "BASE TABLE" else f"a {kind}"
@@ -106,11 +107,7 @@ def _check_key(
 ) -> None:
     if not key:
         return
-    if set(key) != set(primary):
-        raise ConfigError(
-            f"key is {', '.join(key)}, and the primary key of {shown} is {', '.join(primary) or 'not there'}. Give the columns of "
-            "the primary key; or none, to add a row for each record."
-        )
+    check_primary(shown, key, primary)
     for name in key:
         if types[name] not in _KEY_TYPES:
             raise ConfigError(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
-from millstream.choices import did_you_mean
+from millstream.choices import choose, did_you_mean
 from millstream.connectors.sinks.table_changes import ExtraFields, SinkColumn
 from millstream.errors import ConfigError
 
@@ -25,6 +26,26 @@ class TableChoice:
     columns: tuple[str, ...] | None
     extra: ExtraFields
 
+    @classmethod
+    def of(
+        cls,
+        shown: str,
+        table: str,
+        key: str | Sequence[str] | None,
+        columns: str | Sequence[str] | None,
+        extra: ExtraFields,
+    ) -> TableChoice:
+        """Return what was asked for of a table in a database, as that is ``shown``.
+
+        Raises:
+            ConfigError: an option is not possible.
+        """
+        choose("extra", extra, get_args(ExtraFields))
+        if not isinstance(table, str) or not table:
+            raise ConfigError(f"table is {table!r}. Give the name of a table in {shown}.")
+        named = None if columns is None else given_names("columns", columns)
+        return cls(table, given_names("key", key), named, extra)
+
 
 def given_names(what: str, given: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return names that were given, also as one text with commas between them.
@@ -39,6 +60,27 @@ def given_names(what: str, given: str | Sequence[str] | None) -> tuple[str, ...]
     if not all(stripped) or len(set(stripped)) < len(stripped):
         raise ConfigError(f"{what} is {given!r}. Give names of columns, each once.")
     return stripped
+
+
+def no_table(shown: str, name: str, there: Iterable[str]) -> ConfigError:
+    """Return the error of a table that is not among those that are there."""
+    return ConfigError(
+        f"there is no {shown}.{did_you_mean(name, [*there])} Correct the name, or create the table with the columns that the "
+        "rows have; its primary key is the key of the topic."
+    )
+
+
+def check_primary(shown: str, key: Sequence[str], primary: Sequence[str]) -> None:
+    """Check that the key of a sink is the primary key of its table.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if set(key) != set(primary):
+        raise ConfigError(
+            f"key is {', '.join(key)}, and the primary key of {shown} is {', '.join(primary) or 'not there'}. Give the columns of "
+            "the primary key; or none, to add a row for each record."
+        )
 
 
 def choose_columns(

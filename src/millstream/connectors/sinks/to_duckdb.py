@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from millstream.choices import choose
 from millstream.connectors.sinks.table_changes import ExtraFields
-from millstream.connectors.sinks.table_choice import TableChoice, given_names
+from millstream.connectors.sinks.table_choice import TableChoice
 from millstream.errors import ConfigError, EnvironmentProblem
 
 if TYPE_CHECKING:
@@ -41,17 +40,14 @@ def to_duckdb(
         EnvironmentProblem: DuckDB is not installed.
     """
     place = _path(path) if isinstance(path, str) else path
-    choose("extra", extra, get_args(ExtraFields))
-    if not isinstance(table, str) or not table:
-        raise ConfigError(f"table is {table!r}. Give the name of a table in {place}.")
+    choice = TableChoice.of(str(place), table, key, columns, extra)
     try:
         from millstream.connectors.sinks.duckdb_sink import DuckDbSink  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise EnvironmentProblem(
             f'to write to DuckDB needs duckdb, which is not installed ({error}): pip install "millstream[sql]".'
         ) from error
-    named = None if columns is None else given_names("columns", columns)
-    return DuckDbSink(place, TableChoice(table, given_names("key", key), named, extra))
+    return DuckDbSink(place, choice)
 
 
 def _path(text: str) -> Path:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from millstream.capture.mysql.address import mariadb_address
-from millstream.choices import choose
 from millstream.connectors.sinks.sink_password import sink_password
 from millstream.connectors.sinks.table_changes import ExtraFields
-from millstream.connectors.sinks.table_choice import TableChoice, given_names
-from millstream.errors import ConfigError, EnvironmentProblem
+from millstream.connectors.sinks.table_choice import TableChoice
+from millstream.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
     from millstream.connectors.sinks.mariadb_sink import MariaDbSink
@@ -40,9 +39,7 @@ def to_mariadb(
         EnvironmentProblem: the driver is not installed.
     """
     address = mariadb_address(url)
-    choose("extra", extra, get_args(ExtraFields))
-    if not isinstance(table, str) or not table:
-        raise ConfigError(f"table is {table!r}. Give the name of a table in {address.shown}.")
+    choice = TableChoice.of(address.shown, table, key, columns, extra)
     try:
         from millstream.connectors.sinks.mariadb_sink import MariaDbSink  # noqa: PLC0415 - an extra
     except ImportError as error:
@@ -50,5 +47,4 @@ def to_mariadb(
             f'to write to MariaDB or MySQL needs PyMySQL, which is not installed ({error}): pip install "millstream[mysql]".'
         ) from error
     address = replace(address, password=sink_password(url) or "")
-    named = None if columns is None else given_names("columns", columns)
-    return MariaDbSink(address, TableChoice(table, given_names("key", key), named, extra))
+    return MariaDbSink(address, choice)
