@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from millstream.connectors.connector import Position
 from millstream.connectors.json_page import PageRow
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, ConflictError
 
 ROWS_MAX = 10_000  # that are remembered: their ids are in each position
 _ID_BYTES = 8
@@ -44,6 +44,30 @@ class TakenRows(Protocol):
         """Return what is to be stored."""
 
 
+def _require_same(said: Position, cursor: str | None, id: str | None) -> None:  # noqa: A002
+    """Refuse a position by which rows would be missed, or taken again: its rows were told apart otherwise.
+
+    Raises:
+        ConflictError: it is one.
+    """
+    if not said or (not said.get("rows") and said.get("cursor") is None):
+        return  # no row was taken
+    if "by" not in said and ("cursor" in said) == (cursor is not None):
+        return  # a version that did not note it has stored this
+    was = tuple(said.get("by", ("a field", None) if "cursor" in said else (None, None)))
+    if was != (cursor, id):
+        raise ConflictError(
+            f"the source has taken rows with {_said(*was)}, and now it is to take them with {_said(cursor, id)}: rows could be missed, "
+            "or be there twice. Give what it had, or give the source another name: it begins anew."
+        )
+
+
+def _said(cursor: str | None, id: str | None) -> str:  # noqa: A002
+    return (
+        f"{f'cursor={cursor!r}' if cursor else 'no cursor='} and {f'id={id!r}' if id else 'no id='}"
+    )
+
+
 def id_of(row: PageRow, name: str | None) -> str:
     """Return what a row is known by: a field of it, or all its text."""
     text = row.text
@@ -62,7 +86,12 @@ class RowSet:
 
     @classmethod
     def of(cls, id: str | None, position: Position) -> RowSet:  # noqa: A002 - what users call it
-        """Return the rows of a position."""
+        """Return the rows of a position.
+
+        Raises:
+            ConflictError: they were told apart otherwise.
+        """
+        _require_same(position, None, id)
         return cls(id, frozenset((position or {}).get("rows", ())))
 
     def begin(self) -> None:
@@ -87,7 +116,7 @@ class RowSet:
 
     def position(self) -> Position:
         """See :class:`TakenRows`. Only after a round: what is on pages that were not read yet is not forgotten."""
-        return {"rows": sorted(self.last)}
+        return {"by": [None, self.id], "rows": sorted(self.last)}
 
 
 @dataclass
@@ -104,7 +133,12 @@ class RowCursor:
 
     @classmethod
     def of(cls, name: str, id: str | None, position: Position) -> RowCursor:  # noqa: A002
-        """Return the cursor of a position."""
+        """Return the cursor of a position.
+
+        Raises:
+            ConflictError: it is of another field.
+        """
+        _require_same(position, name, id)
         said = position or {}
         return cls(name, id, said.get("cursor"), set(said.get("ids", ())), set(said.get("bad", ())))
 
@@ -165,7 +199,11 @@ class RowCursor:
 
     def position(self) -> Position:
         """See :class:`TakenRows`. What was bad in the last round is kept until this one is over."""
-        found: dict[str, Any] = {"cursor": self.value, "ids": sorted(self.ids)}
+        found: dict[str, Any] = {
+            "by": [self.name, self.id],
+            "cursor": self.value,
+            "ids": sorted(self.ids),
+        }
         bad = self.bad | self._bad_now
         return {**found, "bad": sorted(bad)} if bad else found
 
@@ -185,11 +223,15 @@ def _ordered(value: Any) -> _Key:
     if isinstance(value, str) and value:
         if value.isascii() and value.isdigit():
             return "number", int(value)
+        if any("\ud800" <= sign <= "\udfff" for sign in value):
+            raise ValueError("its cursor has half of a surrogate pair, which cannot be asked for")
         try:
             time = datetime.fromisoformat(value)
         except ValueError:
             return "text", value
         return "time", time.replace(tzinfo=UTC) if time.tzinfo is None else time
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    if isinstance(value, int) and not isinstance(value, bool):
+        return "number", value
+    if isinstance(value, float) and math.isfinite(value):
         return "number", value
     raise ValueError(f"its cursor is {value!r:.80}: give a field of numbers, times or text")

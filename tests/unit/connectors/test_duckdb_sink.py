@@ -245,6 +245,19 @@ def test_a_file_or_table_that_does_not_fit_is_one_error_at_the_start(tmp_path):
         ms.sink(made, topic="t", log=log, name="other").run()
 
 
+@pytest.mark.parametrize("name", ["k", "a (b"])
+def test_a_key_by_whose_collation_two_keys_are_one_is_refused(tmp_path, name):
+    """By NOCASE the row of "A" would replace that of "a", and its tombstone would delete it."""
+    path = tmp_path / "f.duckdb"
+    made = f'"{name}" VARCHAR COLLATE NOCASE PRIMARY KEY, v INT'
+    _ask(path, f"CREATE TABLE u ({made})", "CREATE TABLE w (k VARCHAR PRIMARY KEY, v VARCHAR COLLATE NOCASE)")  # fmt: skip
+    send(tmp_path / "log", (b"a", {"v": 1}), (b"A", {"v": 2}), (b"A", None))
+    with pytest.raises(ConfigError, match="has the collation NOCASE"):
+        _run(path, tmp_path / "log", key=name)
+    _run(path, tmp_path / "log", table="w", key="k")
+    assert _ask(path, "SELECT * FROM w") == [("a", "1")]
+
+
 def test_the_file_is_free_between_batches(tmp_path):
     path, log = tmp_path / "f.duckdb", tmp_path / "log"
     _ask(path, "CREATE TABLE u (n INT)")

@@ -153,6 +153,23 @@ def test_who_was_refused_for_now_alone_gets_it_again(tmp_path, server):
     assert got == [("1", ("a@x",)), ("1", ("b@x", "c@x")), ("2", ("a@x", "b@x", "c@x"))]
 
 
+def test_sinks_that_share_a_connector_do_not_take_the_others_emails_for_their_own(server):
+    made = _email(server, to=["a@x", "b@x"], subject="{of}")
+
+    def batch(topic):
+        row = {"of": topic}
+        record = SinkRecord(0, 0, 0, None, json.dumps(row).encode(), row)
+        return RecordsToWrite("1", 1, [record], {0: 1})
+
+    first, second = (made.open(SinkOpening(f"to-{topic}", topic, "L", "T")) for topic in ("t", "u"))
+    server.taker.replies = {"b@x": "451 later"}
+    with pytest.raises(RetriableError, match="451 later"):
+        first.write(batch("t"))
+    assert second.write(batch("u")) == first.write(batch("t")) == []
+    got = [(mail["Subject"], to) for to, mail in server.taker.mails]
+    assert got == [("t", ("a@x",)), ("u", ("a@x", "b@x")), ("t", ("b@x",))]
+
+
 def test_a_recipient_that_there_is_not_is_a_dead_letter(tmp_path, server):
     server.taker.replies = {"c@x": "550 unknown"}
     send(tmp_path, (None, {"n": 1}))

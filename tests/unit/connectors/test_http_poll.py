@@ -19,7 +19,7 @@ from millstream.cli.main import run as run_command
 from millstream.client import connect
 from millstream.connectors.json_page import JsonPage
 from millstream.connectors.urls import connector_of
-from millstream.errors import ConfigError, RetriableError
+from millstream.errors import ConfigError, ConflictError, RetriableError
 
 
 def source(connector, log):
@@ -168,6 +168,35 @@ def test_a_row_without_its_cursor_or_key_is_a_dead_letter_once(tmp_path):
     assert reasons[1] == "its cursor 'c' is 'x', and that of rows before was 1"
     assert reasons[3].startswith("the key is the field 'k', and it is None")
     assert dead(tmp_path)[0]["where"].endswith("/, page 1, row 2")
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        ({"cursor": "changed"}, {"cursor": "made"}),
+        ({"cursor": "changed"}, {}),
+        ({}, {"id": "n"}),
+    ],
+)
+def test_rows_that_are_told_apart_otherwise_than_before_are_refused(tmp_path, was, now):
+    answers = Answers([{"n": 1, "made": 1, "changed": 7}])
+    with http_service.serving(answers) as service:
+        assert (
+            run(service, tmp_path, cursor="chnged").dead == 1
+        )  # no row was taken: that may be corrected
+        run(service, tmp_path, **was)
+        answers.said = [{"n": 1, "made": 1, "changed": 7}, {"n": 2, "made": 2, "changed": 8}]
+        with pytest.raises(ConflictError, match="has taken rows with"):
+            run(service, tmp_path, **now)
+        assert run(service, tmp_path, **was).records == 2
+
+
+def test_a_cursor_is_of_any_size_and_what_cannot_be_asked_for_is_none(tmp_path):
+    body = b'[{"c": 1}, {"c": "half \\ud800"}, {"c": %s}]' % (b"9" * 400)
+    with http_service.serving(lambda _asked, _number: (200, body)) as service:
+        statuses = [run(service, tmp_path, cursor="c", since="s", every="100 ms") for _ in range(2)]
+    assert [(status.records, status.dead) for status in statuses] == [(2, 1), (2, 1)]
+    assert "half of a surrogate pair" in dead(tmp_path)[0]["reason"]
 
 
 def test_more_rows_than_can_be_remembered_are_refused(tmp_path):
@@ -334,7 +363,11 @@ def test_a_secret_is_a_header(tmp_path, monkeypatch):
 # ── the text of rows ────────────────────────────────────────────────────────────────────────
 
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=4),
     lambda inner: (
         st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
     ),

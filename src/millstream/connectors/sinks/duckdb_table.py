@@ -92,6 +92,7 @@ def read_table(session: Any, shown: str, choice: TableChoice) -> SinkTable:
     ).fetchall()
     found = {row[0]: _column(*row) for row in rows if (row[0],) not in made}
     _check_key(shown, choice.key, primary[0][0] if primary else [], found)
+    _refuse_collations(session, shown, choice)
     return SinkTable(shown, choose_columns(shown, found, choice), choice.key, choice.extra)
 
 
@@ -107,6 +108,24 @@ def _check_key(
             raise ConfigError(
                 f"key is {name}, which is of the type {kind} in {shown}. The key of a sink is of whole numbers, decimals, text, "
                 "bytes, UUIDs, dates or times."
+            )
+
+
+def _refuse_collations(session: Any, shown: str, choice: TableChoice) -> None:
+    """Refuse a key by whose collation texts are the same that are two keys of the topic: a row would replace another one's.
+
+    The statement that makes the table alone says what collation a column has.
+    """
+    ((made,),) = session.execute(
+        "SELECT sql FROM duckdb_tables() WHERE database_name = current_database() AND schema_name = 'main' AND table_name = $1",
+        [choice.table],
+    ).fetchall()
+    for name in choice.key:
+        names = f"(?:{re.escape(name)}|{re.escape(quoted(name))})"
+        if found := re.search(rf"[(,]\s*{names} VARCHAR COLLATE (\S+?)(?=[\s,)])", made):
+            raise ConfigError(
+                f"key is {name}, which has the collation {found[1]} in {shown}: by it two keys of the topic may be one, such as a and A. "
+                "Give the column none."
             )
 
 

@@ -67,8 +67,11 @@ class EmailSink:
     bytes_max: int = 4 << 20
     kind: str = "email"
     guarantee: SinkGuarantee = "at least once"
-    # Who has which e-mail of the batch that is written, while this process lives.
-    _taken: dict[str, set[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    # Who has which e-mail of the batch that is written, while this process lives. Several sinks may have one connector: of each that is
+    # the topic's place, and then the e-mail's id.
+    _taken: dict[str, dict[str, set[str]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def origin(self) -> str:
@@ -100,6 +103,7 @@ class EmailWriter:
         self._topic = opening.topic
         place = f"{opening.topic} {opening.life}".encode()
         self._place = hashlib.sha256(place).hexdigest()[:16]
+        self._taken = sink._taken.setdefault(self._place, {})  # noqa: SLF001 - of this module
 
     def write(self, batch: RecordsToWrite) -> Sequence[RefusedRecord]:
         """Send the e-mails of a batch; see the protocol."""
@@ -110,7 +114,7 @@ class EmailWriter:
                 for mail in mails:
                     if reason := self._send(smtp, mail):
                         refused += (_refused(record, reason) for record in mail.records)
-        self._sink._taken.clear()  # noqa: SLF001 - of this module
+        self._taken.clear()
         return refused
 
     def close(self) -> None:
@@ -169,7 +173,7 @@ class EmailWriter:
         Raises:
             RetriableError: some have not got it, and may later.
         """
-        taken = self._sink._taken.setdefault(mail.id, set())  # noqa: SLF001 - of this module
+        taken = self._taken.setdefault(mail.id, set())
         to = [address for address in mail.to if address not in taken]
         refused: _SENT = {}
         if to:
