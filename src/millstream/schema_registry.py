@@ -48,7 +48,7 @@ _UNKNOWN_MAX = 10_000
 _ANSWER_S = 10.0
 _ANSWER_BYTES_MAX = 16 << 20
 _CHUNK = 64 << 10
-_REFERENCES_MAX = 1000
+_REFERENCES_MAX = 500  # each may be within the one before, and is then a call within it
 _NOT_THERE = frozenset({40401, 40402, 40403})
 _LATER = frozenset({408, 429})
 _Found = TypeVar("_Found")
@@ -195,7 +195,7 @@ class SchemaRegistry:
             return None
         kind = str(found.get("schemaType") or "AVRO")
         needed: dict[str, ReferencedSchema] = {}
-        lacks = self._add_references(found, kind, needed)
+        lacks = self._add_references(found, kind, needed, set())
         if lacks:
             return f"the schema {number} needs {lacks}, which the registry does not have"
         text = self._serialized(number, found) if kind == "PROTOBUF" else found.get("schema")
@@ -216,18 +216,26 @@ class SchemaRegistry:
         return again.get("schema")
 
     def _add_references(
-        self, schema: Mapping[str, Any], kind: str, needed: dict[str, ReferencedSchema]
+        self,
+        schema: Mapping[str, Any],
+        kind: str,
+        needed: dict[str, ReferencedSchema],
+        names: set[str],
     ) -> str:
-        """Add what a schema refers to, each after what it needs itself; return what is not there, or nothing."""
+        """Add what a schema refers to, each after what it needs itself; return what is not there, or nothing.
+
+        ``names`` are those that were asked for so far, so that references in a circle end: such a schema cannot be read.
+        """
         for reference in schema.get("references") or ():
             name, subject = str(reference["name"]), str(reference["subject"])
-            if name in needed:
+            if name in names:
                 continue
+            names.add(name)
             shown = f"{subject!r}, version {reference['version']}"
             found = self._version(subject, reference["version"], kind)
-            if found is None or len(needed) >= _REFERENCES_MAX:
+            if found is None or len(names) > _REFERENCES_MAX:
                 return shown
-            lacks = self._add_references(found, kind, needed)
+            lacks = self._add_references(found, kind, needed, names)
             if lacks:
                 return lacks
             needed[name] = ReferencedSchema(name, self._checked(found.get("schema"), kind))

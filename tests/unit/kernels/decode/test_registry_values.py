@@ -380,6 +380,15 @@ def test_a_schema_that_cannot_be_used_is_the_reason_of_its_values(
         assert found.errors[0][1].startswith(reason)
 
 
+def test_schemas_that_refer_to_each_other_in_a_circle_cannot_be_read():
+    with registry_server.serving() as registry:
+        in_circle = AVRO | {"fields": [{"name": "id", "type": "no.Such"}]}
+        registry.add("AVRO", in_circle, number=20, references=[("b.B", 21)])
+        registry.add("AVRO", in_circle, number=21, references=[("a.A", 20)])
+        ((_, reason),) = decode(registry, [confluent(20, b"\0")]).errors
+        assert reason.startswith("the Avro schema 20 cannot be read")
+
+
 def test_an_app_reads_values_of_a_registry_and_a_validator_sees_whole_values(registry):
     pydantic = pytest.importorskip("pydantic")
 
