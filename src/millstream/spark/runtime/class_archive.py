@@ -3,7 +3,8 @@
 As it ends, Java can write its loaded classes into a file, and map that file into memory in later starts
 (application class data sharing, JEP 350). An archive is for one Java and one PySpark. The first session on
 a machine that ends in the usual way makes it: once, the JVM goes on for some ten seconds after the program's
-end, and `archive_installer.py` then installs the file. It has some 150 MB, and may be deleted at any time.
+end, and `archive_installer.py` then installs the file. It has some 150 MB, and may be deleted at any time. Before
+one is made, those of environments that are gone are removed.
 Java checks that an archive fits, and ignores one that does not. A Spark home is kept beside it, as Java uses
 archived classes only if their files have the same paths.
 """
@@ -85,8 +86,10 @@ def class_archive(env: Mapping[str, str], java: Java, *, pid: int) -> ClassArchi
         return None  # Spark takes Java's options apart at such
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(folder)
         path = folder / "classes.jsa"
+        if not path.exists():
+            _remove_orphans(folder.parent)
+        _remove_abandoned(folder)
         if pid == 1 and not path.exists():
             return None
         new = None if path.exists() else folder / f"{uuid.uuid4().hex}.new"
@@ -105,6 +108,13 @@ def _spark_home(folder: Path) -> Path:
         except OSError:  # another process was first
             shutil.rmtree(ours)
     return home
+
+
+def _remove_orphans(cache: Path) -> None:
+    """Remove the archives of a PySpark that is no longer where its Spark home says, as after its environment was removed."""
+    for home in cache.glob("*/spark-home"):
+        if (home / "jars").is_symlink() and not (home / "jars").exists():
+            shutil.rmtree(home.parent, ignore_errors=True)
 
 
 def _remove_abandoned(folder: Path) -> None:

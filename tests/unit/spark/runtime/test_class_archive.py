@@ -108,6 +108,23 @@ def test_what_no_jvm_finished_is_removed_after_a_while(tmp_path):
     assert not left.exists()
 
 
+def test_the_archives_of_environments_that_are_gone_are_removed_when_one_is_made(tmp_path):
+    cache, elsewhere = tmp_path / "millstream", tmp_path / "jars"
+    elsewhere.mkdir()
+    for name, jars in {"gone": tmp_path / "no-such", "kept": elsewhere}.items():
+        (cache / name / "spark-home").mkdir(parents=True)
+        (cache / name / "spark-home" / "jars").symlink_to(jars)
+        (cache / name / "classes.jsa").write_bytes(WHOLE)
+    (cache / "images").mkdir()
+    made = archive_in(tmp_path)
+    assert {path.name for path in cache.iterdir()} == {"kept", "images", made.path.parent.name}
+    made.new.write_bytes(WHOLE)
+    install_archive(made.new, made.path)
+    elsewhere.rmdir()
+    archive_in(tmp_path)  # one that has its archive does not look for others
+    assert (cache / "kept").exists()
+
+
 def test_each_java_has_an_archive_of_its_own(tmp_path):
     other = Java(JAVA.home, JAVA.executable, "21.0.2", "JAVA_HOME")
     assert archive_in(tmp_path).path != archive_in(tmp_path, other).path
