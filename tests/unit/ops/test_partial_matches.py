@@ -85,6 +85,8 @@ def test_those_of_an_app_are_read_from_what_it_has_committed(edited):
     assert not found.more
     few = partial_matches(app, "unpaid", limit=1)
     assert (len(few.found), few.more) == (1, True)
+    with pytest.raises(ConfigError, match="limit is 0"):
+        partial_matches(app, limit=0)
     assert carts(partial_matches(app, key={"ad": "a1"}, step="unpaid").found) == OPEN[1:]
 
 
@@ -138,6 +140,7 @@ def test_the_command_says_them(edited, call):
         (["--step", "unpaid", "user=x"], "'user' is no column of the key of 'unpaid': ad"),
         (["--step", "rising", "n=many"], "n='many' is no Int64"),
         (["ad"], "'ad' is not COLUMN=VALUE"),
+        (["--limit", "0"], "0 is not in the range x>=1"),
     ],
 )
 def test_what_is_not_there_is_said(edited, call, arguments, message):
