@@ -19,6 +19,9 @@ seen = {"n": ms.matched("cart", "n").last(), "share": ms.matched("cart", "share"
 unpaid = ms.sequence("cart", pl.col("kind") == "cart").one_or_more().consecutive().greedy()
 unpaid = unpaid.next("pay", pl.col("kind") == "pay").within("1 hour").skip("past_last")
 stream.match(unpaid, by="ad", name="unpaid", measures=seen).view("unpaid", key=["ad", "match_start"])
+paid = ms.row_pattern("A B", define={"A": pl.col("kind") == "none", "B": pl.col("kind") == "pay"}, within="1 hour")
+stream.match_recognize(paid, partition_by="ad", name="paid").view("paid", key=["ad", "match_start"])
+stream.group_by("ad", name="counted").agg(n=ms.count()).view("counted")
 """
 
 

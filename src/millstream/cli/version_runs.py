@@ -25,7 +25,7 @@ from millstream.views.store_location import open_state_store
 
 _SHOWN_BYTES = 20_000  # the end of what a command has printed
 _END_S = 30.0
-_LOOK_S = 120.0  # for partial matches: state is read, and a program loaded
+_LOOK_S = 300.0  # for partial matches: state is read, and a program loaded
 _LOOK_BYTES = 16 << 20
 
 

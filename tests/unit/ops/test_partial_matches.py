@@ -90,6 +90,14 @@ def test_those_of_an_app_are_read_from_what_it_has_committed(edited):
     assert carts(partial_matches(app, key={"ad": "a1"}, step="unpaid").found) == OPEN[1:]
 
 
+def test_the_status_counts_the_rows_of_all_buckets(edited):
+    app = edited.write()
+    carts_of = [click(0, "cart", f"a{n}") for n in range(12)]
+    out = testing.run(app, {"clicks": [*carts_of, click(30)]}, batches=2, partitions=1)
+    assert len(out.partial_matches("unpaid")) == 12
+    assert out._store.status("carts")["gauges"]["unpaid"]["partial_match_rows"] == 12
+
+
 def test_a_run_that_was_replaced_meanwhile_is_looked_for_again(edited, monkeypatch):
     app = edited.write()
     edited.append(CLICKS)

@@ -22,7 +22,7 @@ from millstream.views.server.page_requests import json_body, read_only_response,
 from millstream.views.server.store_watcher import ReadExecutor
 from millstream.views.server.version_commands import VersionCommands
 
-ROWS_SHOWN = 20
+ROWS_SHOWN = 5
 """Of the rows of a partial match, so many are in a response: the first one, and the last ones."""
 
 _FORM = '{"step": "match(cart)", "key": ["user=anna"]}'

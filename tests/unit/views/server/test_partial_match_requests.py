@@ -71,10 +71,10 @@ def test_what_the_command_lists_is_shown_with_exact_numbers_and_not_all_rows(url
     assert shown == [0, *range(6, ROWS_SHOWN + 5)], "the first one, and the last ones"
 
 
+@pytest.mark.long
 def test_a_step_and_a_key_are_arguments_and_never_options(url):
     (one,) = post(url, {"step": "unpaid", "key": [f"ad={MARKUP}"]})[1]["partial_matches"]
     assert one["key"] == {"ad": MARKUP}
-    assert post(url, {"key": ["ad=--help"]})[1]["partial_matches"] == []
     status, message = post(url, {"step": "--help", "key": ["--json"]})
     assert status == 400
     assert "no pattern '--help'" in message or "not COLUMN=VALUE" in message
@@ -108,6 +108,7 @@ def test_a_reader_may_look_and_learns_no_path_of_the_program(edited, runs, tmp_p
         with urllib.request.urlopen(request, timeout=60) as answer:
             found = json.loads(answer.read())
     assert (found["can_look"], found["program"]) == (True, None)
+    assert found["patterns"] == ["paid", "unpaid"]
 
 
 def test_a_server_without_programs_cannot_look(edited):
@@ -139,6 +140,7 @@ def test_one_is_looked_for_at_a_time_and_ends_with_the_server(edited):
         runs.partial_matches("other", None, ())
 
 
+@pytest.mark.long
 def test_a_program_that_prints_is_named_as_the_reason(edited, runs):
     edited.file.write_text(edited.file.read_text() + "\nprint('hello')\n")
     with pytest.raises(ConfigError, match="prints text of its own"):

@@ -72,7 +72,7 @@ function draw(found) {
   drawBatches(batches);
   drawPartitions(status.partitions);
   drawVersions(found.versions);
-  matches.update(status.gauges, found.can_look);
+  matches.update(found.patterns, found.can_look);
   commands.update(found.program);
   dead.update(found.dead_letters, found.can_replay);
 }

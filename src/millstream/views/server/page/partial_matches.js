@@ -4,7 +4,6 @@ import { byId, h } from "./dom.js";
 import { NONE, count, time } from "./format.js";
 import { Table } from "./table.js";
 
-const GAUGE = "partial_match_rows"; // of steps that are patterns
 const NO_PROGRAM = "With millstream ui --program APP=FILE they are listed here; millstream why match lists them in a terminal.";
 
 const said = (values) => Object.entries(values).map(([name, value]) => `${name}=${JSON.stringify(value)}`).join(", ");
@@ -26,8 +25,7 @@ export class PartialMatches {
     this.say(null);
   }
 
-  update(gauges, canLook) {
-    const steps = Object.keys(gauges).filter((step) => GAUGE in gauges[step]).sort();
+  update(steps, canLook) {
     byId("matches-card").hidden = steps.length === 0;
     byId("look").hidden = !canLook;
     byId("matches-program").hidden = canLook;
@@ -67,15 +65,16 @@ export class PartialMatches {
       { title: "Since", text: (row) => time(row.since) },
       words("Waits for", (row) => row.waits_for.join("; ")),
       { title: "Ends", text: (row) => (row.ends === null ? "never" : time(row.ends)) },
-      words("Rows so far", (row) => this.rows(row)),
+      { ...words("Rows so far", (row) => this.rows(row)), mark: () => "lines" },
     ], found.map((row, number) => ({ ...row, number })), "There is no such partial match");
   }
 
-  /** The rows in the order of time, each with the step that took it: a stretch of them may be left out behind the first. */
-  rows({ rows, row_count: all }) {
-    const texts = rows.map((row) => `${row.variable}: ${time(row.time)} (${said(row.values)})`);
-    if (all > rows.length) texts.splice(1, 0, `… ${count(all - rows.length)} more …`);
-    return `${count(all)}: ${texts.join("; ")}`;
+  /** How many rows there are, and a line for each that is given: after the first one, some may be left out. */
+  rows({ key, rows, row_count: all }) {
+    const own = (values) => Object.fromEntries(Object.entries(values).filter(([name]) => !(name in key)));
+    const lines = rows.map((row) => `${row.variable}: ${time(row.time)} ${said(own(row.values))}`);
+    if (all > rows.length) lines.splice(1, 0, `… ${count(all - rows.length)} more …`);
+    return [count(all), ...lines].join("\n");
   }
 
   say(text) {
