@@ -98,6 +98,14 @@ def test_the_status_counts_the_rows_of_all_buckets(edited):
     assert out._store.status("carts")["gauges"]["unpaid"]["partial_match_rows"] == 12
 
 
+def test_one_that_ends_after_all_times_of_python_is_shown(edited):
+    last = datetime(9999, 12, 31, 23, 59, 30, tzinfo=UTC)
+    rows = [{**click(0, "cart"), "at": last}, {**click(0), "at": last + timedelta(seconds=20)}]
+    out = testing.run(edited.write(), {"clicks": rows}, partitions=1)
+    ends = {one.step: one.ends for one in out.partial_matches()}
+    assert ends == dict.fromkeys(("unpaid", "rising"), datetime.max.replace(tzinfo=UTC))
+
+
 def test_a_run_that_was_replaced_meanwhile_is_looked_for_again(edited, monkeypatch):
     app = edited.write()
     edited.append(CLICKS)
