@@ -62,7 +62,7 @@ def access_of(request: Request) -> RequestAccess:
 
 
 class AccessRoute(Route):
-    """A route with the role that it needs; None: it is open. ``changes``: it changes something."""
+    """A route with the role that it needs; None: it is open. ``changes``: it changes something, or begins a process."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ def _remember(context: click.Context, _: click.Parameter, value: str | None) -> 
     context.meta[_NAMED] = value
 
 
-_named_option = click.option(
+named_option = click.option(
     "--named",
     hidden=True,
     expose_value=False,
@@ -56,7 +56,7 @@ def edited_app_options(command: Command) -> Command:
         ),
         app_log_option,
         app_name_option,
-        _named_option,
+        named_option,
         click.argument("file", metavar="FILE[:APP]"),
     ):
         command = option(command)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import click
 
 from millstream.cli.app_folder import app_store
-from millstream.cli.plan import edited_app
+from millstream.cli.plan import edited_app, named_option
 from millstream.cli.tables import (
     app_log_option,
     app_store_option,
@@ -160,8 +160,15 @@ def why_value(
 @click.argument("file", metavar="FILE[:APP]")
 @click.argument("key", nargs=-1, metavar="[COLUMN=VALUE...]")
 @step_option
-@click.option("--limit", default=100, show_default=True, help="At most so many partial matches.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    help="At most so many partial matches.",
+)
 @app_log_option
+@named_option
 @json_option
 def why_match(
     file: str,

@@ -95,7 +95,7 @@ class OperatorResult:
 
     ``rows`` go down its edges and ``late`` down the edges of its side output; ``counts`` say by
     which exit the events that came in left (see ``LEDGER_EXITS``), and must add up to them.
-    ``gauges`` are numbers to report besides the ledger, the largest over all buckets each;
+    ``gauges`` are numbers to report besides the ledger: of a rate (``…_rate``) the largest over all buckets, and of what is counted the sum;
     ``late_by_us`` is the most by which a late event missed, where that is known. ``failed`` are rows that
     become dead letters, those of other columns apart.
     """

@@ -82,8 +82,10 @@ def partial_matches(
         limit: At most so many, those of a key in the order in which they began.
 
     Raises:
-        ConfigError: the app has had no batch, is declared otherwise, or has no such step or column.
+        ConfigError: the app has had no batch, is declared otherwise, or has no such step or column; or the limit is below 1.
     """
+    if limit < 1:
+        raise ConfigError(f"limit is {limit}. Give a whole number of 1 or more.")
     for _ in range(_TRIES):
         try:
             return _read(app, step, key, limit)

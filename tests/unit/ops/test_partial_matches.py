@@ -85,7 +85,25 @@ def test_those_of_an_app_are_read_from_what_it_has_committed(edited):
     assert not found.more
     few = partial_matches(app, "unpaid", limit=1)
     assert (len(few.found), few.more) == (1, True)
+    with pytest.raises(ConfigError, match="limit is 0"):
+        partial_matches(app, limit=0)
     assert carts(partial_matches(app, key={"ad": "a1"}, step="unpaid").found) == OPEN[1:]
+
+
+def test_the_status_counts_the_rows_of_all_buckets(edited):
+    app = edited.write()
+    carts_of = [click(0, "cart", f"a{n}") for n in range(12)]
+    out = testing.run(app, {"clicks": [*carts_of, click(30)]}, batches=2, partitions=1)
+    assert len(out.partial_matches("unpaid")) == 12
+    assert out._store.status("carts")["gauges"]["unpaid"]["partial_match_rows"] == 12
+
+
+def test_one_that_ends_after_all_times_of_python_is_shown(edited):
+    last = datetime(9999, 12, 31, 23, 59, 30, tzinfo=UTC)
+    rows = [{**click(0, "cart"), "at": last}, {**click(0), "at": last + timedelta(seconds=20)}]
+    out = testing.run(edited.write(), {"clicks": rows}, partitions=1)
+    ends = {one.step: one.ends for one in out.partial_matches()}
+    assert ends == dict.fromkeys(("unpaid", "rising"), datetime.max.replace(tzinfo=UTC))
 
 
 def test_a_run_that_was_replaced_meanwhile_is_looked_for_again(edited, monkeypatch):
@@ -138,6 +156,7 @@ def test_the_command_says_them(edited, call):
         (["--step", "unpaid", "user=x"], "'user' is no column of the key of 'unpaid': ad"),
         (["--step", "rising", "n=many"], "n='many' is no Int64"),
         (["ad"], "'ad' is not COLUMN=VALUE"),
+        (["--limit", "0"], "0 is not in the range x>=1"),
     ],
 )
 def test_what_is_not_there_is_said(edited, call, arguments, message):

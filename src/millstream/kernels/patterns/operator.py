@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import cached_property, reduce
 from operator import or_
 
@@ -39,7 +38,7 @@ from millstream.kernels.patterns.keyed_matches import KeyedBatch, Known
 from millstream.kernels.patterns.matcher import mark_kept, matched_rows
 from millstream.kernels.patterns.measures import Measures
 from millstream.kernels.patterns.nfa import START, Nfa
-from millstream.kernels.patterns.partial_matches import PartialMatch, ShownRows
+from millstream.kernels.patterns.partial_matches import PartialMatch, ShownRows, to_end
 from millstream.kernels.patterns.pattern_operator import (
     PatternBatch,
     PatternOperator,
@@ -117,14 +116,14 @@ class PatternMatch(PatternOperator):
         waits = _waits_for(self.nfa, int(last[m.STATE]), int(last[m.MASK])) if last[m.LIVE] else ()
         if last[m.COMPLETE]:
             waits = (*waits, "the end of partial matches that began before it")
-        within = self.within_us
+        first = taken[-1][0]
         return PartialMatch(
             self.name,
-            shown.key(taken[0][0]),
+            shown.key(first),
             rows[0].time,
             rows,
             tuple(waits),
-            None if within is None else rows[0].time + timedelta(microseconds=within),
+            to_end(shown.time_us(first), self.within_us),
             bool(last[m.COMPLETE]),
         )
 

@@ -18,6 +18,8 @@ from millstream.kernels.frames import HASH, TIME
 from millstream.kernels.patterns.keyed_matches import Known
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST = datetime.max.replace(tzinfo=UTC)
+_LAST_US = (_LAST - _EPOCH) // timedelta(microseconds=1)
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class PartialMatch:
 
     ``rows`` are in their order; ``since`` is the time of the first one. ``waits_for`` says in words what decides it, the
     preferred first. It is decided at the latest once the watermark is after ``ends`` by more than the lateness; None:
-    it has no ``within``. ``complete``: its rows are a match already, which counts unless what it waits for goes before it.
+    it has no ``within``. Where that is after the year 9999, ``ends`` is the last instant of it. ``complete``: its rows are a match already, which counts unless what it waits for goes before it.
     """
 
     step: str
@@ -106,6 +108,11 @@ class ShownRows:
 def to_time(time_us: int) -> datetime:
     """Return an event time, in UTC."""
     return _EPOCH + timedelta(microseconds=time_us)
+
+
+def to_end(first_us: int, within_us: int | None) -> datetime | None:
+    """Return when ``within`` is over, which began with a first row; None if there is none."""
+    return None if within_us is None else to_time(min(first_us + within_us, _LAST_US))
 
 
 def known_by_key(known: Known, by: Sequence[str]) -> Iterator[Known]:

@@ -38,6 +38,7 @@ from millstream.kernels.patterns.partial_matches import (
     PartialMatch,
     ShownRows,
     known_by_key,
+    to_end,
     to_time,
 )
 from millstream.kernels.patterns.pattern_operator import (
@@ -182,7 +183,7 @@ class RowPatternMatch(PatternOperator):
         )
         began_us = shown.time_us(start)
         waits, complete = self._waits_for(work, shown_rows=batch.rows.height - start)
-        ends = None if self.within_us is None else to_time(began_us + self.within_us)
+        ends = to_end(began_us, self.within_us)
         key = shown.key(start)
         return PartialMatch(self.name, key, to_time(began_us), rows, waits, ends, complete)
 

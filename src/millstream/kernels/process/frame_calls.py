@@ -499,8 +499,23 @@ def typed(column: pl.Series, dtype: pl.DataType, what: str) -> pl.Series:
     if not (numbers or column.dtype == pl.Null or (column.dtype.is_float() and dtype.is_float())):
         raise UnusableRowError(f"{what} is {column.dtype}, and is declared as {dtype}")
     try:
-        return column.cast(dtype, strict=True)
+        made = column.cast(dtype, strict=True)
     except pl.exceptions.InvalidOperationError as error:
         raise UnusableRowError(
             f"{what} has a value that is declared as {dtype}: {error}"
         ) from error
+    if dtype.is_float() and column.dtype != pl.Null:
+        _require_rounded(column, made, what)
+    return made
+
+
+def _require_rounded(column: pl.Series, made: pl.Series, what: str) -> None:
+    """Make sure that floats stand for numbers: for whole ones themselves, and for others unless they are too large."""
+    if column.dtype.is_integer():
+        lost = made.cast(column.dtype, strict=False).ne_missing(column)
+    else:
+        lost = (made.is_infinite() != column.is_infinite()).fill_null(value=False)
+    if lost.any():
+        raise UnusableRowError(
+            f"{what} has {column.filter(lost)[0]!r}, and is declared as {made.dtype}, which cannot hold it"
+        )

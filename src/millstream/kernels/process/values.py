@@ -77,11 +77,19 @@ def _float(what: str) -> Conversion:
     def convert(value: Any) -> Any:
         if value is None or type(value) is float:
             return value
-        if type(value) is int:
+        if type(value) is int and _is_float(value):
             return float(value)
         raise refused(value, pl.Float64(), what)
 
     return convert
+
+
+def _is_float(number: int) -> bool:
+    """Return whether a whole number is one of the floats, which from 2^53 on only some are."""
+    try:
+        return float(number) == number
+    except OverflowError:
+        return False
 
 
 def _instance(
@@ -163,11 +171,21 @@ def _rounded(dtype: pl.DataType, what: str) -> Conversion:
         if not _is_like(value, dtype):
             raise refused(value, dtype, what)
         try:
-            return pl.Series([value], dtype=dtype, strict=True).to_list()[0]
+            rounded = pl.Series([value], dtype=dtype, strict=True).to_list()[0]
         except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError) as error:
             raise refused(value, dtype, what) from error
+        if dtype.is_float() and not _is_rounded(value, rounded):
+            raise refused(value, dtype, what)
+        return rounded
 
     return convert
+
+
+def _is_rounded(value: float, rounded: float) -> bool:
+    """Return whether a short float stands for a number: a whole number itself, and another one unless it is too large."""
+    if isinstance(value, int):
+        return rounded == value
+    return math.isinf(rounded) == math.isinf(value)
 
 
 def _is_like(value: Any, dtype: pl.DataType) -> bool:
@@ -177,6 +195,8 @@ def _is_like(value: Any, dtype: pl.DataType) -> bool:
         return isinstance(value, datetime) and aware == (dtype.time_zone is not None)
     if isinstance(dtype, pl.Duration):
         return isinstance(value, timedelta)
+    if isinstance(value, Decimal) and not value.is_finite():
+        return False  # polars panics over NaN
     numbers = (Decimal, int) if isinstance(dtype, pl.Decimal) else (float, int)
     return isinstance(value, numbers) and not isinstance(value, bool)
 

@@ -74,7 +74,9 @@ class BatchResult:
     position: dict[str, dict[str, int]] = field(default_factory=dict)  # topic → partition → next
     arrived_ms: dict[str, dict[str, int]] = field(default_factory=dict)  # topic → partition → ms
     watermarks: dict[str, int] = field(default_factory=dict)  # operator → microseconds
-    gauges: dict[str, dict[str, float]] = field(default_factory=dict)  # operator → name → largest
+    gauges: dict[str, dict[str, float]] = field(
+        default_factory=dict
+    )  # operator → name → over all buckets
     state_bytes: int = 0
     state: dict[str, Counter[str]] = field(default_factory=dict)  # operator → bytes, and rows
     worked_ms: dict[str, float] = field(default_factory=dict)  # step → in all tasks
@@ -200,6 +202,15 @@ def _stop_on_bad_records(plan: JobPlan, dead: pl.DataFrame) -> None:
         )
 
 
+def _add_gauges(known: dict[str, float], gauges: Mapping[str, float]) -> None:
+    """Add the gauges of a bucket to those of others: see :class:`~millstream.kernels.operator.OperatorResult`."""
+    for name, value in gauges.items():
+        if name.endswith("_rate"):
+            known[name] = max(known.get(name, value), value)
+        else:
+            known[name] = known.get(name, 0.0) + value
+
+
 def _add_report(result: BatchResult, report: Mapping[str, Any]) -> None:
     for step, counts in report["steps"].items():
         result.step_counts.setdefault(step, Counter()).update(counts)
@@ -217,9 +228,7 @@ def _add_report(result: BatchResult, report: Mapping[str, Any]) -> None:
         low_us = min(result.watermarks.get(operator, watermark_us), watermark_us)
         result.watermarks[operator] = low_us
     for operator, gauges in report.get("gauges", {}).items():
-        known_gauges = result.gauges.setdefault(operator, {})
-        for name, value in gauges.items():
-            known_gauges[name] = max(known_gauges.get(name, value), value)
+        _add_gauges(result.gauges.setdefault(operator, {}), gauges)
     result.state_bytes += report.get("state_bytes", 0)
     _add_cost(result, report)
     result.clocks.update(report.get("clocks", {}))

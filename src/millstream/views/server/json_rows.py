@@ -28,7 +28,7 @@ import polars as pl
 
 from millstream.views.schema import ViewSchema
 
-_EXACT_BELOW = 2**53
+EXACT_BELOW = 2**53
 _NUMBERED = ("_seq", "_batch_id")
 
 
@@ -75,7 +75,7 @@ def _text(value: Any) -> str:
 
 
 def _int(value: int) -> str:
-    return str(value) if abs(value) < _EXACT_BELOW else f'"{value}"'
+    return str(value) if abs(value) < EXACT_BELOW else f'"{value}"'
 
 
 def _float(value: float) -> str:

@@ -30,6 +30,7 @@ VERSION_FOLDERS = ("next", "previous")
 _POINTS = 120  # of the history, on a page
 _DEAD_LETTERS_SHOWN = 50
 _CHARS_SHOWN = 2_000
+_PATTERNS = ("PatternMatch", "RowPatternMatch")  # the classes of steps that have partial matches
 _SUMS = ("read", "late", "dead", "filtered", "duplicate")
 
 
@@ -69,6 +70,7 @@ class AppOperations:
             "batches": points,
             "dead_letters": _dead_letters(store),
             "versions": list(self._versions(store)),
+            "patterns": _patterns(store.program(self._app, JOB)),
         }
 
     def _versions(self, store: StateStoreReader) -> Iterator[dict[str, Any]]:
@@ -83,6 +85,12 @@ class AppOperations:
                 if program is not None:
                     position = kept.position(self._app)
                     yield {**_version(kind, program, live), "position": position}
+
+
+def _patterns(program: StoredProgram | None) -> list[str]:
+    """Return the names of the steps that have partial matches."""
+    steps = () if program is None else program.steps.values()
+    return sorted(one["name"] for one in steps if one["definition"]["class"] in _PATTERNS)
 
 
 def _goes_on(last: Mapping[str, Any], newest: Sequence[Mapping[str, Any]]) -> bool:

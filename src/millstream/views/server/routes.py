@@ -15,12 +15,13 @@
 ``/apps/NAME/operate``                  status, load, batches, dead letters and versions, for operators
 ``/apps/NAME/dead-letters/replay``      POST: sends dead letters again, see `dead_letter_requests.py`
 ``/apps/NAME/versions/ACTION``          POST: begins a command on the edited program, see `version_requests.py`
+``/apps/NAME/partial-matches``          POST: those of its patterns, see `partial_match_requests.py`
 ``/login``, ``/logout``, ``/who``       see `login_routes.py`
 ``/metrics``                            the figures of all apps and of the log, for Prometheus
 ``/healthz``, ``/readyz``               whether the server lives; whether all stores can be read
 ======================================  ===========================================================
 
-But for these two POSTs, which need the role ``operate``, the server only reads. Errors: `millstream/http.py`.
+But for the first two POSTs, which need the role ``operate``, the server only reads. Errors: `millstream/http.py`.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ from millstream.views.server.event_streams import ViewStreams, change_id
 from millstream.views.server.json_rows import csv, objects
 from millstream.views.server.login_routes import LOGIN_PATHS, LoginRoutes
 from millstream.views.server.operations import AppOperations
+from millstream.views.server.partial_match_requests import look_at_partial_matches
 from millstream.views.server.query_params import (
     parse_change_id,
     parse_position,
@@ -178,6 +180,13 @@ class ViewRoutes:
             *(
                 AccessRoute(path, handler, role="operate", methods=["POST"], changes=True)
                 for path, handler in changing.items()
+            ),
+            AccessRoute(
+                "/apps/{app}/partial-matches",
+                self.partial_matches,
+                role="read",
+                methods=["POST"],
+                changes=True,  # it begins a process
             ),
         ]
 
@@ -307,10 +316,15 @@ class ViewRoutes:
         reading = known
         found = await self._executor.run(lambda: reading.read(store, status))
         operates = access_of(request).principal.may("operate")
-        program = self._commands.read(app) if operates and self._commands is not None else None
-        can_replay = operates and self._replay is not None
+        program = None if self._commands is None else self._commands.read(app)
         return json_response(
-            {"status": status, **found, "can_replay": can_replay, "program": program}
+            {
+                "status": status,
+                **found,
+                "can_replay": operates and self._replay is not None,
+                "can_look": program is not None,
+                "program": program if operates else None,
+            }
         )
 
     async def replay(self, request: Request) -> Response:
@@ -321,6 +335,10 @@ class ViewRoutes:
     async def command(self, request: Request) -> Response:
         self._catalog.state_store(request.path_params["app"])  # there is such an app
         return await start_command(request, self._commands)
+
+    async def partial_matches(self, request: Request) -> Response:
+        self._catalog.state_store(request.path_params["app"])  # there is such an app
+        return await look_at_partial_matches(request, self._commands, self._executor)
 
     async def graph(self, request: Request) -> Response:
         app = request.path_params["app"]

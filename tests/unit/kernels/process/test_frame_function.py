@@ -315,6 +315,33 @@ def test_what_cannot_be_taken_fails_with_what_was_wrong():
     assert stored_keys(done) == 0
 
 
+class Widens(ms.FrameFunction):
+    wide = ms.value_state(pl.Float64)
+    short = ms.value_state(pl.Float32)
+
+    def on_rows(self, context, rows, state):
+        columns = {
+            "exact": {"wide": pl.lit(2**53), "short": pl.lit(0.1)},
+            "endless": {"wide": pl.lit(1), "short": pl.lit(float("inf"))},
+            "whole": {"wide": pl.lit(2**53 + 1), "short": pl.lit(None)},
+            "greatest": {"wide": pl.lit(2**63 - 1), "short": pl.lit(None)},
+            "far": {"wide": pl.lit(None), "short": pl.lit(1e300)},
+        }
+        return state.with_columns(**columns[rows["do"][0]])
+
+
+def test_a_column_is_made_wider_or_shorter_only_if_its_numbers_stay():
+    done = Run(kernel_of(Widens(), {"k": pl.String}))
+    words = ("exact", "endless", "whole", "greatest", "far")
+    for second, word in enumerate(words, start=1):
+        done.batch(as_table({"x": [(second, word, 0)]}), (second + 1) * SECOND)
+    assert [reason for *_, reason in done.failed] == [
+        "The state 'wide' has 9007199254740993, and is declared as Float64, which cannot hold it",
+        "The state 'wide' has 9223372036854775807, and is declared as Float64, which cannot hold it",
+        "The state 'short' has 1e+300, and is declared as Float32, which cannot hold it",
+    ]
+
+
 class Zero(ms.FrameFunction):
     x = ms.value_state(pl.Float64, default=0.0)
 

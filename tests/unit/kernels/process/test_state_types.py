@@ -93,6 +93,32 @@ def test_a_value_of_another_type_is_a_failure_of_its_row_that_says_so():
         assert ", and is declared as " in reason
 
 
+NO_ROUNDING = {
+    "a whole number that is no float": (pl.Float64, 2**53 + 1),
+    "one beyond all floats": (pl.Float64, 10**400),
+    "one that is no short float": (pl.Float32, 2**24 + 1),
+    "a float that would be infinite": (pl.Float32, 1e300),
+    "a decimal that is no number": (pl.Decimal(10, 2), Decimal("NaN")),
+}
+
+
+@pytest.mark.parametrize("case", NO_ROUNDING)
+def test_a_number_is_not_made_another_one(case, capfd):
+    dtype, value = NO_ROUNDING[case]
+
+    class Row(ms.ProcessFunction):
+        held = ms.value_state(dtype)
+
+        def on_row(self, context, row):
+            context.state.held = value
+
+    run = Run(kernel_of(Row(), {"k": pl.String}))
+    run.batch(as_table({"x": [(1, "", 0)]}), 2 * SECOND)
+    ((*_, reason),) = run.failed
+    assert reason.startswith(f"The state 'held' is {value!r}, and is declared as ")
+    assert "panicked" not in capfd.readouterr().err
+
+
 class Emits(ms.ProcessFunction):
     def on_row(self, context, row):
         given = [{"k": row["k"]}, {"k": 1}, {"key": "x"}, {"k": "x", "m": 1}, 7][row["n"]]

@@ -128,6 +128,7 @@ def test_every_route_says_which_role_it_needs_and_what_changes_anything_needs_op
     assert posts == {
         "page /apps/{app}/dead-letters/replay": ("operate", True),
         "page /apps/{app}/versions/{action}": ("operate", True),
+        "page /apps/{app}/partial-matches": ("read", True),  # it begins a process
         "page /logout": ("read", False),
         "edge /topics/{topic}": ("operate", False),
         "questions /ask/{name}": ("read", False),

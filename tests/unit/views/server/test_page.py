@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from decimal import Decimal
 from functools import partial
 
 import pytest
 from edited_app import EditedApp, events
+from partial_match_app import GREATEST, MARKUP, SOURCE, click
 
 from millstream.cli.ui import _replay
 from millstream.cli.version_runs import VersionRuns
@@ -387,3 +389,39 @@ def test_versions_have_buttons_which_run_the_commands(tmp_path, chromium, viewpo
         )
         assert page.evaluate("document.documentElement.scrollWidth") == viewport["width"]
         assert (brightness(page, "#command-output", "backgroundColor") < 60) == (scheme == "dark")
+
+
+@pytest.mark.parametrize(
+    ("viewport", "scheme"), [(DESK, "light"), (PHONE, "dark")], ids=["desk", "phone"]
+)
+def test_partial_matches_are_listed_when_asked_for(tmp_path, chromium, viewport, scheme):
+    edited = EditedApp(tmp_path, 1, source=SOURCE)
+    edited.create()
+    rows = [click(1), click(2, MARKUP, GREATEST)]
+    edited.append([*rows, click(60, "last", kind="show")])
+    edited.run(edited.write())
+    with (
+        closing(VersionRuns(edited.log, {"carts": str(edited.file)})) as commands,
+        serve(edited.log, listen="127.0.0.1:0", commands=commands) as serving,
+        closing(chromium.new_context(viewport=viewport, color_scheme=scheme)) as context,
+    ):
+        context.set_default_timeout(10 * WAIT_MS)
+        page = context.new_page()
+        page.goto(serving.url.rstrip("/") + "/operate")
+        look = page.locator("#look button")
+        look.wait_for()
+        assert page.locator("#matches").is_hidden(), "it is not looked for unasked"
+        look.click()
+        found = table_of(page, "#matches")
+        keys = {row[1] for row in found}
+        assert keys == {'ad="a0"', f"ad={json.dumps(MARKUP)}"}
+        assert any(str(GREATEST) in row[5] for row in found)
+        page.fill("#match-key", "ad=a0")
+        page.keyboard.press("Enter")
+        page.wait_for_function("() => document.querySelectorAll('#matches tbody tr').length === 1")
+        page.fill("#match-key", "user=anna")
+        page.keyboard.press("Enter")
+        page.wait_for_function(
+            "() => document.querySelector('#matches-notice').textContent.includes('no column of the key')"
+        )
+        assert page.evaluate("document.documentElement.scrollWidth") == viewport["width"]

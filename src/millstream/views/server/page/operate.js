@@ -5,6 +5,7 @@ import { LineChart } from "./chart.js";
 import { DeadLetters } from "./dead_letters.js";
 import { byId, h } from "./dom.js";
 import { NONE, bytes, count, duration, measured, time } from "./format.js";
+import { PartialMatches } from "./partial_matches.js";
 import { showSession } from "./session.js";
 import { Table } from "./table.js";
 import { VersionCommands } from "./versions.js";
@@ -29,6 +30,7 @@ const unreadChart = new LineChart("Unread records");
 byId("batch-chart").append(batchChart.node, h("div", { class: "legend", id: "legend" }));
 byId("unread-chart").append(unreadChart.node);
 const dead = new DeadLetters(() => app, () => refresh());
+const matches = new PartialMatches(() => app);
 const commands = new VersionCommands(() => app, () => refresh());
 let app = null;
 let timer = null;
@@ -40,6 +42,7 @@ async function choose(name) {
   byId("overview-link").href = `/#${encodeURIComponent(name)}`;
   document.title = `${name} · operate · Millstream`;
   dead.clear();
+  matches.clear();
   commands.clear();
   await refresh();
 }
@@ -69,6 +72,7 @@ function draw(found) {
   drawBatches(batches);
   drawPartitions(status.partitions);
   drawVersions(found.versions);
+  matches.update(found.patterns, found.can_look);
   commands.update(found.program);
   dead.update(found.dead_letters, found.can_replay);
 }
