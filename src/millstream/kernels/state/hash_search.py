@@ -58,10 +58,10 @@ def positions_of(held: Hashes, wanted: Hashes) -> Int64s:
     return find(held, wanted).places
 
 
-def newest_places(tables: Sequence[Hashes]) -> Int64s:
-    """Return the places of the rows that count, of tables one behind the other, the oldest first, by rising hashes.
+def newest(tables: Sequence[Hashes]) -> tuple[Hashes, Int64s]:
+    """Return the hashes of the rows that count, rising, and their places in tables that stand one behind the other.
 
-    Of each hash those count that are in the newest table which has it. In each table hashes rise.
+    The oldest table is the first, and in each hashes rise. Of each hash those rows count that are in the newest table which has it.
     """
     return (_merged if _compiles(sum(map(len, tables))) else _sorted)(tables)
 
@@ -122,20 +122,20 @@ def _scanned(held: Hashes, wanted: Hashes) -> tuple[Int64s, Int64s, bool]:
     return places[:count], numbers[:count], repeated
 
 
-def _sorted(tables: Sequence[Hashes]) -> Int64s:
+def _sorted(tables: Sequence[Hashes]) -> tuple[Hashes, Int64s]:
     hashes = np.concatenate(tables)
     if not len(hashes):
-        return np.empty(0, np.int64)
+        return hashes, np.empty(0, np.int64)
     order = np.argsort(hashes, kind="stable")
     rising = hashes[order]
     ends = np.append(np.flatnonzero(rising[1:] != rising[:-1]), len(order) - 1)
     begins = np.concatenate([[0], np.cumsum([len(table) for table in tables])])
-    newest = begins[np.searchsorted(begins, order[ends], "right") - 1]
-    counted: Int64s = order[order >= np.repeat(newest, np.diff(ends, prepend=-1))]
-    return counted
+    first = begins[np.searchsorted(begins, order[ends], "right") - 1]
+    counts = order >= np.repeat(first, np.diff(ends, prepend=-1))
+    return rising[counts], order[counts]
 
 
-def _merged(tables: Sequence[Hashes]) -> Int64s:
+def _merged(tables: Sequence[Hashes]) -> tuple[Hashes, Int64s]:
     merge = jit.compiled(hash_scan.merge, hash_scan, allocates=False)
     start = sum(map(len, tables))
     hashes, places = np.empty(0, np.uint64), np.empty(0, np.int64)
@@ -145,7 +145,7 @@ def _merged(tables: Sequence[Hashes]) -> Int64s:
         both, of_both = np.empty(size, np.uint64), np.empty(size, np.int64)
         count = merge(_fixed(older), start, _fixed(hashes), _fixed(places), both, of_both)
         hashes, places = both[:count], of_both[:count]
-    return places
+    return hashes, places
 
 
 def _joined(tables: Sequence[Hashes]) -> list[Hashes]:

@@ -28,7 +28,7 @@ from millstream.kernels.frames import HASH, in_one_chunk
 from millstream.kernels.state.found_rows import FoundRows, in_order
 from millstream.kernels.state.hash_order import sort_by_hash, sorted_distinct
 from millstream.kernels.state.hash_parts import parts_by_hash
-from millstream.kernels.state.hash_search import find, newest_places
+from millstream.kernels.state.hash_search import find, newest
 from millstream.kernels.state.keyhash import Hashes
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.sorted_runs import SortedRuns, newest_run
@@ -159,11 +159,11 @@ class KeyedRows:
     def _folded(self, pieces: Sequence[pl.DataFrame]) -> pl.DataFrame:
         had = {name for rows in pieces for name in rows.columns}
         names = [name for name, *_ in self._may_lack if name in had]
-        newest = _newest([self._filled(rows, names) for rows in pieces])
+        kept = _newest([self._filled(rows, names) for rows in pieces])
         older = self.runs.slots.get(_SLOT)  # which marks must go on hiding
-        if not older and _GONE in newest.columns:
-            newest = filter_rows(newest, ~newest[_GONE].to_numpy())
-        return self._slim(newest)
+        if not older and _GONE in kept.columns:
+            kept = filter_rows(kept, ~kept[_GONE].to_numpy())
+        return self._slim(kept)
 
     # ── columns that a run may leave out ────────────────────────────────────────────────────
 
@@ -202,8 +202,10 @@ def _newest(pieces: Sequence[pl.DataFrame]) -> pl.DataFrame:
     if len(pieces) == 1:
         return pieces[0]
     pieces = _alike([sort_by_hash(rows) for rows in pieces])
-    places = newest_places([rows[HASH].to_numpy() for rows in pieces])
-    return gather_rows(in_one_chunk(pieces), places)
+    names = pieces[0].columns
+    hashes, places = newest([rows[HASH].to_numpy() for rows in pieces])
+    rows = gather_rows(in_one_chunk([rows.drop(HASH) for rows in pieces]), places)
+    return rows.insert_column(names.index(HASH), pl.Series(HASH, hashes))
 
 
 def _alike(tables: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from millstream.kernels import jit
 from millstream.kernels.state import hash_search
-from millstream.kernels.state.hash_search import find, newest_places
+from millstream.kernels.state.hash_search import find, newest
 
 HIGHEST = 2**64 - 1
 hashes = st.one_of(st.integers(0, 30), st.sampled_from([2**63 - 1, 2**63, HIGHEST]))
@@ -42,11 +42,12 @@ def test_every_place_of_a_wanted_hash_is_found(compiled, held, wanted):
 @given(given_tables=st.lists(tables, min_size=1, max_size=5))
 def test_of_each_hash_the_rows_of_the_newest_table_count(compiled, given_tables):
     with taken(compiled):
-        places = newest_places([array(table) for table in given_tables])
-    newest = {hash_: number for number, table in enumerate(given_tables) for hash_ in table}
+        found, places = newest([array(table) for table in given_tables])
+    last = {hash_: number for number, table in enumerate(given_tables) for hash_ in table}
     rows = [(hash_, number) for number, table in enumerate(given_tables) for hash_ in table]
-    counted = [at for at, (hash_, number) in enumerate(rows) if newest[hash_] == number]
+    counted = [at for at, (hash_, number) in enumerate(rows) if last[hash_] == number]
     assert places.tolist() == sorted(counted, key=lambda at: (rows[at][0], at))
+    assert found.tolist() == [rows[at][0] for at in places]
 
 
 @by_loops
@@ -56,11 +57,12 @@ def test_many_hashes_are_found_and_merged(compiled):
     wanted = np.union1d(held[::7], dice.integers(0, 2**64, 3_000, np.uint64, endpoint=False))
     with taken(compiled):
         found = find(held, wanted)
-        places = newest_places([held, wanted])
+        rising, places = newest([held, wanted])
     assert np.array_equal(held[found.places], np.intersect1d(held, wanted))
     assert np.array_equal(wanted[found.numbers], held[found.places])
     both = np.concatenate([held, wanted])
-    assert np.array_equal(both[places], np.union1d(held, wanted))
+    assert np.array_equal(both[places], rising)
+    assert np.array_equal(rising, np.union1d(held, wanted))
     assert (places[np.isin(both[places], wanted)] >= len(held)).all()
 
 
