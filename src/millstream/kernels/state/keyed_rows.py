@@ -8,7 +8,7 @@ If rows are counted, a put names the rows that were read: their events are then 
 rows that were replaced without having been read.
 
 A put is one more sorted run (:mod:`millstream.kernels.state.sorted_runs`), so it costs what it touches;
-reading a key costs a binary search in each run down to the newest one that has it. A hash without rows is a mark that older runs do not
+reading a key costs a search in each run down to the newest one that has it. A hash without rows is a mark that older runs do not
 count; marks go when they are folded into the oldest run.
 """
 
