@@ -5,6 +5,7 @@ from unittest.mock import patch
 
 import numpy as np
 import polars as pl
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -165,6 +166,7 @@ def _by_key(rows):
     return found
 
 
+@pytest.mark.not_in_lane("thresholds", "it counts runs, which have many parts there")
 def test_a_run_has_only_the_columns_that_do_not_have_their_usual_values():
     state = OperatorState(MemoryRunStore())
     held = KeyedRows(state, "rows", "n", usual=USUAL)
