@@ -21,11 +21,19 @@ def stable_order(numbers: Int64s) -> Int64s:
     if not count:
         return np.zeros(0, np.int64)
     assert numbers.min() >= 0, "numbers of groups"
-    assert numbers.max() < np.iinfo(np.int64).max // count, "numbers of groups"
-    together = numbers * count + np.arange(count)
+    bits = count.bit_length()
+    assert int(numbers.max()) < 1 << (63 - bits), "numbers of groups"
+    together = numbers << bits
+    together |= np.arange(count)
     together.sort()
-    places: Int64s = together % count
-    return places
+    together &= (1 << bits) - 1
+    return together
+
+
+def are_counted_up(numbers: Int64s) -> bool:
+    """Return whether numbers are those from 0 on, in their order."""
+    ends = not len(numbers) or (numbers[0] == 0 and numbers[-1] == len(numbers) - 1)
+    return bool(ends and (numbers[1:] > numbers[:-1]).all())
 
 
 def first_places(numbers: Int64s) -> Int64s:

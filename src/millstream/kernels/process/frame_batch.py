@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from millstream.kernels.arrays import Bools, Int64s
+from millstream.kernels.arrays import Bools, Int64s, are_counted_up
 from millstream.kernels.column_types import of_one_zero
 from millstream.kernels.frames import HASH
 from millstream.kernels.process.declarations import StateDeclaration
@@ -21,7 +21,12 @@ from millstream.kernels.process.stored_keys import (
     stored_frame,
     stored_parts,
 )
-from millstream.kernels.state.hash_order import differs_from_previous, sorted_distinct
+from millstream.kernels.state.hash_order import (
+    differs_from_previous,
+    rising_order,
+    sorted_distinct,
+)
+from millstream.kernels.state.hash_search import find
 from millstream.kernels.state.keyhash import tells_keys_apart
 from millstream.kernels.time.watermarks import NO_WATERMARK
 
@@ -46,7 +51,7 @@ def frame_keys(
         states = states.with_columns(timers_us.alias(TIMERS))
     now_us = np.full(keys.height, NO_WATERMARK, np.int64)
     now_us[of_known] = now.to_numpy()
-    if not (len(of_known) == keys.height and _are_counted_up(of_known)):
+    if not (len(of_known) == keys.height and are_counted_up(of_known)):
         places = np.full(keys.height, len(of_known), np.int64)
         places[of_known] = np.arange(len(of_known))
         states = pl.concat([states, states.clear(1)])[places]
@@ -82,14 +87,15 @@ def _numbered_by_hash(
         return _NumberedKeys(
             _key_columns(known, names), np.arange(len(held)), np.empty(0, np.int64)
         )
-    order = np.argsort(due[HASH].to_numpy())
+    order = rising_order(due[HASH].to_numpy())
     rising = due[HASH].to_numpy()[order]
     begins = differs_from_previous(rising)
     if not (tells_keys_apart(due, names) or _equal_within(due, order, begins, names)):
         return None
-    numbers = np.empty(len(order), np.int64)
-    numbers[order] = np.cumsum(begins) - 1
-    keys = _key_columns(due[order[begins]], names)
+    numbers, firsts = np.empty(len(order), np.int64), np.flatnonzero(begins)
+    counts = np.diff(firsts, append=len(order))
+    numbers[order] = np.repeat(np.arange(len(firsts)), counts)
+    keys = _key_columns(due[[*names, HASH]][order[firsts]], names)
     if known is None:
         return _NumberedKeys(keys, np.empty(0, np.int64), numbers)
     return _merged(_key_columns(known, names), keys, numbers, names)
@@ -100,18 +106,17 @@ def _merged(
 ) -> _NumberedKeys | None:
     """Return the keys of two tables, each in the order of hashes; ``numbers`` are those of rows, in the second one."""
     held, new = known[HASH].to_numpy(), came[HASH].to_numpy()
-    keys, of_known = came, np.arange(len(held))
-    if not np.array_equal(held, new):
+    keys, of_known = came, find(new, held).places
+    if len(of_known) < len(held):  # a key has only a timer
         every = sorted_distinct(np.concatenate([held, new]))
         of_known, of_came = np.searchsorted(every, held), np.searchsorted(every, new)
         places = np.empty(len(every), np.int64)
         places[of_known] = np.arange(len(held))
         places[of_came] = len(held) + np.arange(len(new))
-        keys = came if len(every) == len(new) else pl.concat([known, came])[places]
-        numbers = numbers if len(every) == len(new) else of_came[numbers]
+        keys, numbers = pl.concat([known, came])[places], of_came[numbers]
     apart = tells_keys_apart(known, names) and tells_keys_apart(came, names)
-    same = known if apart else keys[of_known]
-    if not all(same[name].eq_missing(known[name]).all() for name in names):
+    same = None if apart else keys[of_known]
+    if same is not None and not all(same[name].eq_missing(known[name]).all() for name in names):
         return None
     return _NumberedKeys(keys, of_known, numbers)
 
@@ -127,10 +132,6 @@ def _equal_within(rows: pl.DataFrame, order: Int64s, begins: Bools, names: Seque
         if not (begins[1:] | values[1:].eq_missing(values[:-1]).to_numpy()).all():
             return False
     return True
-
-
-def _are_counted_up(numbers: Int64s) -> bool:
-    return bool((numbers == np.arange(len(numbers))).all())
 
 
 def kept_rows(keys: FrameKeys, columns: StateColumns) -> pl.DataFrame:

@@ -23,7 +23,7 @@ import numpy as np
 import polars as pl
 
 from millstream.errors import MillstreamError
-from millstream.kernels.arrays import Bools, Int64s
+from millstream.kernels.arrays import Bools, Int64s, are_counted_up
 from millstream.kernels.errors.user_code import (
     FAILURES,
     UnusableRowError,
@@ -115,13 +115,15 @@ class _Call:
                 f"{', '.join([KEY, *declared])}"
             )
         numbers = key_numbers(rows, len(self.here))
+        whole = len(numbers) == len(self.here) and are_counted_up(numbers)
         columns = [
             typed(rows[name], dtype, f"The column {name!r} of a frame that is emitted")
             for name, dtype in output.columns
         ]
         times = self._noted(rows, to, columns, numbers, sign)
         if rows.height:
-            self.emitted.append((output, pl.DataFrame(columns), times, self.ties[numbers], sign))
+            ties = self.ties if whole else self.ties[numbers]
+            self.emitted.append((output, pl.DataFrame(columns), times, ties, sign))
 
     def _noted(
         self,
@@ -349,7 +351,7 @@ class FrameCalls:
             here,
             now_us,
             int(times.max()),
-            self._tie_of[here],
+            self._tie_of if len(here) == len(self._tie_of) else self._tie_of[here],
             # Where rows may be taken back, they may be older than what was emitted before.
             min(self.floor_us, int(times.min())) if self._own else self.floor_us,
             self.outputs,
@@ -374,7 +376,7 @@ class FrameCalls:
         """Return the state of some keys as the user's code sees it."""
         whole = len(here) == len(self.keys.now_us)
         keys, state = self.keys.keys if whole else self.keys.keys[here], state.drop(self._own)
-        number = pl.Series(KEY, np.arange(len(here)), pl.UInt32)
+        number = pl.Series(KEY, np.arange(len(here), dtype=np.uint32))
         return pl.DataFrame([number, *keys.drop(HASH).get_columns(), *state.get_columns()])
 
     def _state(self, returned: object, before: pl.DataFrame, call: _Call) -> pl.DataFrame:
@@ -389,7 +391,8 @@ class FrameCalls:
                 f"the state that is returned has no column {', '.join(missing)}; it has {', '.join(returned.columns)}"
             )
         numbers, count = key_numbers(returned, before.height), before.height
-        if np.bincount(numbers).max(initial=0) > 1:
+        in_order = are_counted_up(numbers)
+        if not in_order and np.bincount(numbers).max(initial=0) > 1:
             raise UnusableRowError(
                 "the state that is returned has several rows of one key. Aggregate them by __key"
             )
@@ -405,7 +408,8 @@ class FrameCalls:
         self._check_maps(state)
         if self.has_timers:
             state = state.with_columns(pl.col(TIMERS).list.drop_nulls().list.unique().list.sort())
-        state = _placed(state, numbers, count)
+        if len(numbers) < count or not in_order:
+            state = _placed(state, numbers, count)
         if self._own:
             own = before.select(self._own)
             state = state.hstack(own if call.held is None else own.with_columns(call.held.column()))
@@ -450,8 +454,6 @@ def _is_float_list(column: pl.Series) -> bool:
 
 def _placed(state: pl.DataFrame, numbers: Int64s, count: int) -> pl.DataFrame:
     """Return state in the order of keys, with nulls for those that it has no row of."""
-    if len(numbers) == count and np.array_equal(numbers, np.arange(count)):
-        return state
     places = np.full(count, state.height, np.int64)
     places[numbers] = np.arange(len(numbers))
     placed: pl.DataFrame = pl.concat([state, state.clear(1)])[places]

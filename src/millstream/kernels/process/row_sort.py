@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from millstream.kernels.arrays import Int64s
+from millstream.kernels.arrays import Int64s, stable_order
 
 
 def in_order(rows: pl.DataFrame, first: str, second: str) -> pl.DataFrame:
@@ -20,7 +20,9 @@ def _order(numbers: Int64s, ties: Int64s) -> Int64s | None:
     if ((later > earlier) | ((later == earlier) & (ties[1:] >= ties[:-1]))).all():
         return None
     # Without an order of equal ones numpy sorts some ten times as fast; those are put in order after it.
-    order = np.argsort(numbers)
+    lowest, highest = int(numbers.min()), int(numbers.max())
+    fits = highest - lowest < 1 << (63 - len(numbers).bit_length())
+    order = stable_order(numbers - lowest) if fits else np.argsort(numbers)
     placed = numbers[order]
     equal = np.zeros(len(order), np.bool_)
     np.equal(placed[1:], placed[:-1], out=equal[1:])

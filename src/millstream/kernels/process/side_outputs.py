@@ -55,7 +55,8 @@ def merged_outputs(outputs: Sequence[Emitted], *, ordered: bool) -> pl.DataFrame
     together = tables[0] if len(tables) == 1 else pl.concat(tables, how="diagonal")
     if not ordered:
         return together
-    return in_order(together, RELEASED, RELEASED_TIE)
+    released = in_order(together, TIME, RELEASED_TIE)
+    return released.hstack([released[TIME].alias(RELEASED)])
 
 
 def _table(output: Emitted, number: int | None, *, ordered: bool) -> pl.DataFrame:
@@ -63,13 +64,11 @@ def _table(output: Emitted, number: int | None, *, ordered: bool) -> pl.DataFram
     if number is not None:
         rows = rows.rename({name: _column(number, name) for name in rows.columns})
         rows = rows.with_columns(pl.lit(number, pl.UInt16).alias(BRANCH))
-    times = pl.Series(TIME, output.times_us, pl.Int64)
-    rows = rows.hstack([times])
+    rows = rows.hstack([pl.Series(TIME, output.times_us, pl.Int64)])
     if len(output.signs):
         rows = rows.hstack([pl.Series(DIFF, output.signs, pl.Int8)])
     if ordered:
-        ties = pl.Series(RELEASED_TIE, output.ties, pl.Int64)
-        rows = rows.hstack([times.alias(RELEASED), ties])
+        rows = rows.hstack([pl.Series(RELEASED_TIE, output.ties, pl.Int64)])
     return rows
 
 

@@ -16,13 +16,11 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 
 from millstream.errors import CorruptionError, UserCodeError
 from millstream.kernels.arrays import Int64s
 from millstream.kernels.changes import group_numbers
 from millstream.kernels.column_types import of_one_zero
-from millstream.kernels.columns import constant
 from millstream.kernels.errors.user_code import FAILURES, UnusableRowError, error_reason
 from millstream.kernels.frames import HASH, HIDDEN_PREFIX, WEIGHT
 from millstream.kernels.process.context import EMITTED_ROWS
@@ -31,16 +29,22 @@ from millstream.kernels.process.emitted_rows import HELD_ROWS
 from millstream.kernels.process.key_state import EMPTY, KeyStates
 from millstream.kernels.process.values import column_of
 from millstream.kernels.state.hash_order import sorted_distinct
-from millstream.kernels.state.keyed_rows import KeyedRows
+from millstream.kernels.state.keyed_rows import KeyedRows, Usual
 from millstream.kernels.state.keyhash import Hashes
 from millstream.kernels.state.operator_state import OperatorState
 
-FORMAT = 1  # of what is stored; a change of it needs a way from the one before
+FORMAT = 2  # of what is stored; a change of it needs a way from the one before
+_FORMATS_READ = (1, FORMAT)  # in the first one, each run has all columns
 _FORMAT_VALUE = "process.format"
 _VERSION_VALUE = "process.state_version"  # of the function
 _KINDS_VALUE = "process.kinds"  # of its states, by name: how a column is read by a later version
 _NOW = "__now"  # Int64: the event time of the key's last call
 _TIMERS, _PROCESSING_TIMERS = "__timers", "__processing_timers"  # List(Int64)
+_USUAL: tuple[Usual, ...] = (
+    (_TIMERS, pl.List(pl.Int64()), []),
+    (_PROCESSING_TIMERS, pl.List(pl.Int64()), []),
+    (WEIGHT, pl.Int64(), 1),
+)
 _MIGRATED_KEYS = 200_000  # at a time
 
 Migration = Callable[[int, dict[str, Any]], dict[str, Any]]
@@ -56,7 +60,7 @@ def _written_column(name: str) -> str:
 
 def keyed_rows(state: OperatorState, version: int) -> KeyedRows:
     """Return the rows that a version of a function has stored."""
-    return KeyedRows(state, f"keys.{version}", WEIGHT)
+    return KeyedRows(state, f"keys.{version}", WEIGHT, usual=_USUAL)
 
 
 @dataclass(frozen=True)
@@ -80,23 +84,20 @@ class StateColumns:
     @property
     def schema(self) -> dict[str, pl.DataType]:
         """All columns."""
-        integers = pl.List(pl.Int64())
         written = {_written_column(n): pl.Int64() for n, one in self.states if one.ttl_us}
         return {
             **dict(self.key),
             **{_state_column(name): one.stored_dtype for name, one in self.states},
             **written,
             _NOW: pl.Int64(),
-            _TIMERS: integers,
-            _PROCESSING_TIMERS: integers,
-            WEIGHT: pl.Int64(),
+            **{name: dtype for name, dtype, _ in _USUAL},
             HASH: pl.UInt64(),
         }
 
     @property
     def without_timers(self) -> list[str]:
         """The columns that are read of keys that have no timers: lists take longer than all others together."""
-        return [name for name in self.schema if name not in (_TIMERS, _PROCESSING_TIMERS)]
+        return [name for name in self.schema if name not in (_TIMERS, _PROCESSING_TIMERS, WEIGHT)]
 
     def shown(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return the key and what each state of the user's holds.
@@ -205,21 +206,18 @@ def stored_frame(
     timers_us: pl.Series | None,
     columns: StateColumns,
 ) -> pl.DataFrame:
-    """Return the rows to store of keys, with their hashes, whose states have no ``ttl`` and that no clock wakes."""
-    none = _empty_lists(keys.height)
+    """Return the rows to store of keys, with their hashes, whose states have no ``ttl`` and that no clock wakes.
+
+    Columns are left out that have their usual value in all of them.
+    """
+    timers = [] if timers_us is None else [timers_us.alias(_TIMERS)]
     made = [
         *(states[name].alias(_state_column(name)) for name, _ in columns.states),
         now_us.alias(_NOW),
-        (none if timers_us is None else timers_us).alias(_TIMERS),
-        none.alias(_PROCESSING_TIMERS),
-        constant(1, keys.height, pl.Int64, WEIGHT),
+        *timers,
     ]
-    return keys.hstack(made)[[*columns.schema]]
-
-
-def _empty_lists(count: int) -> pl.Series:
-    offsets = pa.array(np.zeros(count + 1, np.int64))
-    return pl.Series(pa.LargeListArray.from_arrays(offsets, pa.array([], pa.int64())))
+    rows = keys.hstack(made)
+    return rows[[name for name in columns.schema if name in rows.columns]]
 
 
 @dataclass(frozen=True)
@@ -246,12 +244,13 @@ class StoredKeys:
             CorruptionError: it has another format.
         """
         values = self.state.values
-        stored = values.setdefault(_FORMAT_VALUE, FORMAT)
-        if stored != FORMAT:
+        stored = values.get(_FORMAT_VALUE, FORMAT)
+        if stored not in _FORMATS_READ:
             raise CorruptionError(
-                f"The state of step {self.step!r} has format {stored}, and this version of Millstream reads format "
-                f"{FORMAT}. Run the version that wrote it, or rebuild the state (millstream reset)."
+                f"The state of step {self.step!r} has format {stored}, and this version of Millstream reads formats "
+                f"up to {FORMAT}. Run the version that wrote it, or rebuild the state (millstream reset)."
             )
+        values[_FORMAT_VALUE] = FORMAT
         before = values.setdefault(_VERSION_VALUE, self.version)
         kinds = values.get(_KINDS_VALUE, {})
         expiries: list[tuple[int, int]] = []

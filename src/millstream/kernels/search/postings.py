@@ -25,9 +25,10 @@ from millstream.kernels.state.hash_order import (
     sort_by_hash,
     sorted_distinct,
 )
+from millstream.kernels.state.hash_search import positions_of
 from millstream.kernels.state.keyhash import Hashes
 from millstream.kernels.state.operator_state import OperatorState
-from millstream.kernels.state.sorted_runs import Owned, SortedRuns, positions_of
+from millstream.kernels.state.sorted_runs import Owned, SortedRuns
 
 _TERM = "__term"  # UInt64: the hash of a term
 _SLOT = 0

@@ -36,12 +36,31 @@ def sorted_distinct(hashes: Hashes) -> Hashes:
     return rising[differs_from_previous(rising)]
 
 
+def rising_order(hashes: Hashes) -> Int64s:
+    """Return the places of hashes in rising order, equal ones as they stand.
+
+    The highest bits of a hash and its place are sorted as one whole number, which takes half the time of ``argsort``. Where
+    hashes differ in the other bits alone, that may not be their order, and they are sorted whole.
+    """
+    bits = np.uint64(len(hashes).bit_length())
+    together = hashes >> bits << bits
+    together |= np.arange(len(hashes), dtype=np.uint64)
+    together.sort()
+    together &= (np.uint64(1) << bits) - np.uint64(1)
+    order = together.view(np.int64)
+    rising = hashes[order]
+    if (rising[1:] < rising[:-1]).any():
+        order = np.argsort(hashes, kind="stable")
+    return order
+
+
 def sort_by_hash(rows: pl.DataFrame, column: str = HASH) -> pl.DataFrame:
     """Order rows by a column of hashes; rows of one hash keep their order."""
     hashes = rows[column].to_numpy()
     if (hashes[1:] >= hashes[:-1]).all():
         return rows
-    return gather_rows(rows, np.argsort(hashes, kind="stable"))
+    order = rising_order(hashes) if column == HASH else np.argsort(hashes, kind="stable")
+    return gather_rows(rows, order)
 
 
 def sort_by_window_and_hash(rows: pl.DataFrame) -> pl.DataFrame:

@@ -1,4 +1,4 @@
-"""State by key: the rows of a key, replaced as a whole; of several versions the newest counts.
+"""State by key: the rows of a key, replaced as a whole; of several runs the newest that has it counts.
 
 Keys are distinguished by their hash alone: the rows of all keys with one hash are read and replaced
 together. A caller reads the rows, changes those of its keys, and puts all of them back; so the rows of
@@ -8,7 +8,7 @@ If rows are counted, a put names the rows that were read: their events are then 
 rows that were replaced without having been read.
 
 A put is one more sorted run (:mod:`millstream.kernels.state.sorted_runs`), so it costs what it touches;
-reading a key costs a binary search in each run down to the newest one that has it. A hash without rows is a mark that older runs do not
+reading a key costs a search in each run down to the newest one that has it. A hash without rows is a mark that older runs do not
 count; marks go when they are folded into the oldest run.
 """
 
@@ -16,32 +16,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from millstream.kernels.frames import HASH
-from millstream.kernels.state.hash_order import (
-    differs_from_previous,
-    sort_by_hash,
-    sorted_distinct,
-)
+from millstream.kernels.arrays import Int64s
+from millstream.kernels.columns import constant, filter_rows, gather_rows
+from millstream.kernels.frames import HASH, in_one_chunk
+from millstream.kernels.state.found_rows import FoundRows, in_order
+from millstream.kernels.state.hash_order import sort_by_hash, sorted_distinct
 from millstream.kernels.state.hash_parts import parts_by_hash
+from millstream.kernels.state.hash_search import find, newest
 from millstream.kernels.state.keyhash import Hashes
 from millstream.kernels.state.operator_state import OperatorState
-from millstream.kernels.state.sorted_runs import Run, SortedRuns, newest_run, positions_of
+from millstream.kernels.state.sorted_runs import SortedRuns, newest_run
 
 _VERSION = "__version"  # Int64: grows with every put
 _GONE = "__gone"  # Boolean: a mark that the hash has no rows
 _SLOT = 0
+
+Usual = tuple[str, pl.DataType, Any]
+"""A column, its type, and its value in nearly all rows."""
 
 
 @dataclass
 class KeyedRows:
     """The rows of keys in one family of an operator's state, with ``__hash`` and fixed columns.
 
-    ``counted``, ``signed`` and ``numbered`` are as in :class:`SortedRuns`.
+    ``counted``, ``signed`` and ``numbered`` are as in :class:`SortedRuns`. ``usual`` are columns that a run leaves out if all
+    of its rows have the value that is given here. If there are any, versions, and marks where there are none, are left
+    out, too: programs that read these must not be those that miss such columns.
     """
 
     state: OperatorState
@@ -49,6 +55,7 @@ class KeyedRows:
     counted: str | None = None
     signed: bool = False
     numbered: str | None = None
+    usual: tuple[Usual, ...] = ()
 
     @property
     def runs(self) -> SortedRuns:
@@ -57,39 +64,46 @@ class KeyedRows:
         )
 
     def get(self, hashes: Hashes, columns: Sequence[str] | None = None) -> pl.DataFrame | None:
-        """Return the rows of these hashes (sorted, distinct); None if there are none.
+        """Return the rows of these hashes (sorted, distinct), in their order; None if there are none.
 
         ``columns`` are those that are wanted, with ``__hash``; by default all.
         """
-        wanted = None if columns is None else [*columns, _GONE]
-        found = list(self._newest_first(hashes, wanted))
+        found = list(self._newest_first(hashes))
         if not found:
             return None
-        return _without_marks(found[0] if len(found) == 1 else sort_by_hash(pl.concat(found)))
+        names = [*(columns or self._columns(found[0].table)), *self._marks(found)]
+        return _without_marks(in_order(found, hashes, names, self._read))
 
-    def _newest_first(
-        self, hashes: Hashes, columns: Sequence[str] | None
-    ) -> Iterator[pl.DataFrame]:
-        """Yield the rows of these hashes, each hash from the newest run that has it: of that all its rows are."""
+    def _newest_first(self, hashes: Hashes) -> Iterator[FoundRows]:
+        """Yield where these hashes are, each in the newest run that has it: in that all its rows are."""
         older = list(self.runs.slots.get(_SLOT, ()))
-        while older and len(hashes):
+        left: Int64s | None = None  # of all hashes
+        while older and (left is None or len(left)):
             parts = newest_run(older)
             del older[-len(parts) :]
-            rows = [found for part in parts for found in self._in_part(part, hashes, columns)]
-            yield from rows
-            for found in rows if older else ():
-                there = np.ones(len(hashes), np.bool_)
-                there[np.searchsorted(hashes, found[HASH].to_numpy())] = False
-                hashes = hashes[there]
+            wanted = hashes if left is None else hashes[left]
+            missed = np.ones(len(wanted), np.bool_)
+            for part in parts:
+                table = self.runs.table(part)
+                places, numbers = find(table.column(HASH).chunk(0).to_numpy(), wanted)
+                if len(places):
+                    missed[numbers] = False
+                    yield FoundRows(part, table, places, numbers if left is None else left[numbers])
+            if older:
+                left = np.flatnonzero(missed) if left is None else left[missed]
 
-    def _in_part(
-        self, part: Run, hashes: Hashes, columns: Sequence[str] | None
-    ) -> Iterator[pl.DataFrame]:
-        table = self.runs.table(part)
-        places = positions_of(table.column(HASH).chunk(0).to_numpy(), hashes)
-        if len(places):
-            table = table if columns is None else table.select(list(columns))
-            yield self.runs.own_rows(part, table.take(pa.array(places)))
+    def _read(self, found: FoundRows, names: Sequence[str]) -> pl.DataFrame:
+        there = [name for name in names if name in found.table.column_names]
+        rows = self.runs.own_rows(found.run, found.table.select(there).take(pa.array(found.places)))
+        return self._filled(rows, names)[[*names]]
+
+    def _columns(self, table: pa.Table) -> list[str]:
+        """Return the columns of rows, also those that a run may leave out."""
+        others = [name for name, *_ in self.usual if name not in table.column_names]
+        return [name for name in (*table.column_names, *others) if name not in (_VERSION, _GONE)]
+
+    def _marks(self, found: Sequence[FoundRows]) -> list[str]:
+        return [_GONE] if any(_GONE in one.table.column_names for one in found) else []
 
     def put(self, hashes: Hashes, rows: pl.DataFrame, known: pl.DataFrame | None = None) -> None:
         """Let ``rows`` be all that is held of these hashes (sorted, distinct).
@@ -100,18 +114,15 @@ class KeyedRows:
             return
         if known is not None:
             self.runs.spend(_SLOT, self.runs.count(known))
-        version = self._next_version()
-        versioned = rows.with_columns(
-            pl.lit(version, pl.Int64).alias(_VERSION), pl.lit(value=False).alias(_GONE)
-        )
+        version = 0 if self.usual else self._next_version()
+        stored = self._slim(rows.hstack(self._stamps(version, rows.height, gone=False)))
         gone = _without(hashes, rows[HASH].to_numpy())
         if len(gone) and self.runs.slots.get(_SLOT):
-            marks = pl.DataFrame({HASH: gone}).with_columns(
-                pl.lit(version, pl.Int64).alias(_VERSION), pl.lit(value=True).alias(_GONE)
-            )
-            versioned = pl.concat([versioned, marks], how="diagonal")[versioned.columns]
-        if versioned.height:
-            self.runs.add(_SLOT, versioned, lambda rows: rows, alive=self._alive)
+            marks = pl.Series(HASH, gone), *self._stamps(version, len(gone), gone=True)
+            given = self._filled(stored, [name for name in (self.counted, _GONE) if name])
+            stored = pl.concat([given, pl.DataFrame(marks)], how="diagonal")[given.columns]
+        if stored.height:
+            self.runs.replace(_SLOT, stored, self._folded)
 
     def remove(self, hashes: Hashes) -> None:
         """Forget all rows of these hashes."""
@@ -121,15 +132,19 @@ class KeyedRows:
 
     def scan(self) -> pl.DataFrame | None:
         """Return all rows. It costs all that is held: for tests and for looking at state."""
-        parts = list(self.runs.scan(_SLOT))
-        return _without_marks(_newest(pl.concat(parts))) if parts else None
+        pieces = list(self.runs.scan(_SLOT))
+        return self._shown(pieces) if pieces else None
 
     def parts(self, rows_max: int) -> Iterator[pl.DataFrame]:
         """Yield all rows in parts, each made of about ``rows_max`` stored rows: those of a range of hashes."""
         for pieces in parts_by_hash(self.runs, _SLOT, rows_max):
-            rows = _without_marks(_newest(pl.concat(pieces)))
+            rows = self._shown(pieces)
             if rows is not None:
                 yield rows
+
+    def _shown(self, pieces: Sequence[pl.DataFrame]) -> pl.DataFrame | None:
+        names = [name for name, *_ in self._may_lack]
+        return _without_marks(_newest([self._filled(piece, names) for piece in pieces]))
 
     def _next_version(self) -> int:
         name = f"{self.family}.version"
@@ -137,30 +152,66 @@ class KeyedRows:
         self.state.values[name] = version
         return version
 
-    def _alive(self, rows: pl.DataFrame) -> pl.DataFrame:
-        newest = _newest(rows)
-        if self.runs.slots.get(_SLOT):  # an older run is left, which marks must go on hiding
-            return newest
-        return newest.filter(~pl.col(_GONE))
+    def _stamps(self, version: int, count: int, *, gone: bool) -> list[pl.Series]:
+        versions = [] if self.usual else [constant(version, count, pl.Int64, _VERSION)]
+        return [*versions, constant(gone, count, pl.Boolean, _GONE)]
+
+    def _folded(self, pieces: Sequence[pl.DataFrame]) -> pl.DataFrame:
+        had = {name for rows in pieces for name in rows.columns}
+        names = [name for name, *_ in self._may_lack if name in had]
+        kept = _newest([self._filled(rows, names) for rows in pieces])
+        older = self.runs.slots.get(_SLOT)  # which marks must go on hiding
+        if not older and _GONE in kept.columns:
+            kept = filter_rows(kept, ~kept[_GONE].to_numpy())
+        return self._slim(kept)
+
+    # ── columns that a run may leave out ────────────────────────────────────────────────────
+
+    @property
+    def _may_lack(self) -> Sequence[Usual]:
+        return (*self.usual, (_GONE, pl.Boolean(), False)) if self.usual else ()
+
+    def _filled(self, rows: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
+        """Return rows with those of the columns that their run has left out; without versions, if it may leave out columns."""
+        missing = [
+            pl.Series(name, [value], dtype).new_from_index(0, rows.height)
+            for name, dtype, value in self._may_lack
+            if name in names and name not in rows.columns
+        ]
+        rows = rows.hstack(missing) if missing else rows
+        return rows.drop(_VERSION) if self.usual and _VERSION in rows.columns else rows
+
+    def _slim(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Return rows without the columns that have their usual value in all of them."""
+        usual = [
+            name
+            for name, _, value in self._may_lack
+            if name in rows.columns and _has_only(rows[name], value)
+        ]
+        return rows.drop(usual) if usual else rows
 
 
-def _newest(rows: pl.DataFrame) -> pl.DataFrame:
-    """Keep, of each hash, the rows of the newest version, of rows oldest first; in the order of hashes."""
-    if not rows.height:
-        return rows
-    order = np.argsort(rows[HASH].to_numpy(), kind="stable")
-    hashes, versions = rows[HASH].to_numpy()[order], rows[_VERSION].to_numpy()[order]
-    starts = differs_from_previous(hashes)
-    ends = np.append(np.flatnonzero(starts)[1:], len(order)) - 1
-    is_newest = np.zeros(len(order), np.bool_)
-    if (~starts[1:] & (versions[1:] == versions[:-1])).any():
-        counts = np.diff(ends, prepend=-1)
-        newest = np.maximum.reduceat(versions, ends - counts + 1)
-        is_newest = versions == np.repeat(newest, counts)
-    else:
-        is_newest[ends] = True
-    kept: pl.DataFrame = rows[order[is_newest]]
-    return kept
+def _has_only(column: pl.Series, value: Any) -> bool:
+    if value == []:  # a mark has no list
+        return not column.list.len().sum()
+    return not column.null_count() and bool((column == value).all())
+
+
+def _newest(pieces: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """Keep, of each hash, the rows of the last piece that has it; in the order of hashes."""
+    if len(pieces) == 1:
+        return pieces[0]
+    pieces = _alike([sort_by_hash(rows) for rows in pieces])
+    names = pieces[0].columns
+    hashes, places = newest([rows[HASH].to_numpy() for rows in pieces])
+    rows = gather_rows(in_one_chunk([rows.drop(HASH) for rows in pieces]), places)
+    return rows.insert_column(names.index(HASH), pl.Series(HASH, hashes))
+
+
+def _alike(tables: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
+    """Return tables with their columns in the order of those of the first one."""
+    names = tables[0].columns
+    return [rows if rows.columns == names else rows[names] for rows in tables]
 
 
 def _without(hashes: Hashes, others: Hashes) -> Hashes:
@@ -176,6 +227,7 @@ def _without(hashes: Hashes, others: Hashes) -> Hashes:
 
 
 def _without_marks(rows: pl.DataFrame) -> pl.DataFrame | None:
-    kept = rows.filter(~rows[_GONE]) if rows[_GONE].any() else rows
+    marked = _GONE in rows.columns and rows[_GONE].any()
+    kept = rows.filter(~rows[_GONE]) if marked else rows
     wanted = [name for name in kept.columns if name not in (_VERSION, _GONE)]
     return kept[wanted] if kept.height else None

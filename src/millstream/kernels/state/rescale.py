@@ -19,7 +19,7 @@ numbers of rows               the same; but for the first time, where those of a
 spaces of such numbers        all that there are, each once
 events given out (spent)      their sum; where a bucket is divided, each part gets some of them, and the
                               slot is unsettled
-versions                      the highest
+versions, formats             the highest
 times that were asked for     the earliest: a timer that comes again does nothing
 rows waiting for a time       their sum; where a bucket is divided, not known
 time, and what all agree in   the same
@@ -385,6 +385,7 @@ def _if_same(values: Sequence[Any]) -> Any:
 # By the name of a value, or what follows its last dot. Others are the same in all buckets.
 _RULES: Mapping[str, Callable[[Sequence[Any]], Any]] = {
     "version": max,
+    "format": max,  # a bucket that has had no batch since a newer format was there has the older one
     "done": min,
     "divided": any,
     "clock_ms": max,

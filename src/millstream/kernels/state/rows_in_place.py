@@ -11,8 +11,9 @@ import pyarrow as pa
 from millstream.kernels.arrays import Int64s
 from millstream.kernels.columns import filter_rows
 from millstream.kernels.frames import HASH, polars_table
+from millstream.kernels.state.hash_search import positions_of
 from millstream.kernels.state.keyhash import Hashes
-from millstream.kernels.state.sorted_runs import SortedRuns, positions_of
+from millstream.kernels.state.sorted_runs import SortedRuns
 
 
 class PlacedRows(NamedTuple):

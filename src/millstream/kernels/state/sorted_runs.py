@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
@@ -41,6 +40,7 @@ from millstream.kernels.arrays import Bools
 from millstream.kernels.columns import filter_rows
 from millstream.kernels.frames import HASH, arrow_table, in_one_chunk, polars_table
 from millstream.kernels.state.hash_order import sort_by_hash
+from millstream.kernels.state.hash_search import cuts, even_starts, positions_of
 from millstream.kernels.state.keyhash import Hashes
 
 # An older run is folded into what is in hand while it is at most this many times as large. Not a whole
@@ -52,7 +52,6 @@ FOLD_RATIO = 1.5
 TIER_RATIO = 0.36
 PART_ROWS = 1_000_000  # about; some 60 MB, of which a fold has a handful in hand at a time
 EACH_ROW = "each row"  # instead of a column that says how many events a row stands for
-_SAMPLES = 64  # hashes looked at, per part to be made, to find where parts may begin
 _NONE: Mapping[str, int] = {}
 _REFUSED = (
     "Nothing of this batch was committed. Please report this; the log still holds every event."
@@ -88,6 +87,9 @@ class Share(NamedTuple):
         inside: Bools = (hashes >= np.uint64(self.low)) & (hashes <= last)
         return inside
 
+
+Newest = Callable[[Sequence[pl.DataFrame]], pl.DataFrame]
+"""Returns what a fold keeps of the rows of runs, oldest first, each with all that it has of some hashes."""
 
 Owned = Callable[[pl.DataFrame, Share], Bools]
 """Says which rows of a run are in a share of it."""
@@ -177,8 +179,8 @@ class RunStore(Protocol):
 class SortedRuns:
     """The runs of one operator in one bucket while a batch is worked on.
 
-    ``counted`` is the column that says how many events a row stands for, or ``EACH_ROW``; None: they
-    are not counted. ``spent`` says how many of a slot have been emitted, and are still in its runs.
+    ``counted`` is the column that says how many events a row stands for; in a table without it, as with
+    ``EACH_ROW``, each stands for one. None: they are not counted. ``spent`` says how many of a slot have been emitted, and are still in its runs.
     ``signed``: a row may count for less than nothing, and sums go round at 2⁶⁴.
     ``sort_column`` is the UInt64 column by which runs are sorted and searched, ``__hash`` if nothing else
     is said.
@@ -296,6 +298,35 @@ class SortedRuns:
         Raises:
             CorruptionError: a fold lost events, or made more of them; nothing was committed.
         """
+
+        def fold(pieces: Sequence[pl.DataFrame]) -> tuple[pl.DataFrame, int]:
+            return self._folded(in_one_chunk(pieces), merge, alive)
+
+        self._add(slot, rows, fold, all_spent_goes=all_spent_goes, tiered=tiered)
+
+    def replace(self, slot: int, rows: pl.DataFrame, newest: Newest) -> None:
+        """Add rows to a slot as :meth:`add` does; a fold keeps what ``newest`` does.
+
+        Raises:
+            CorruptionError: a fold left out other events than those that were given out; nothing was committed.
+        """
+
+        def fold(pieces: Sequence[pl.DataFrame]) -> tuple[pl.DataFrame, int]:
+            kept = newest(pieces)
+            return kept, sum(map(self.count, pieces)) - self.count(kept)
+
+        self._add(slot, rows, fold)
+
+    def _add(
+        self,
+        slot: int,
+        rows: pl.DataFrame,
+        fold: Callable[[Sequence[pl.DataFrame]], tuple[pl.DataFrame, int]],
+        *,
+        all_spent_goes: bool = True,
+        tiered: bool = False,
+    ) -> None:
+        """Add rows; ``fold`` returns those that stay of the rows of runs, and how many events it left out."""
         runs = self.slots.setdefault(slot, [])
         folded = _to_fold(runs, rows.height, tiered=tiered)
         size = rows.height + sum(map(_rows, folded))
@@ -304,12 +335,12 @@ class SortedRuns:
         made: list[Run] = []
         gone = 0
         for pieces in self._ranges(folded, rows, size):
-            merged = pieces[0]
+            kept = pieces[0]
             if folded:
-                merged, left_out = self._folded(in_one_chunk(pieces), merge, alive)
+                kept, left_out = fold(pieces)
                 gone += left_out
-            if merged.height:
-                made.append(self._saved(slot, merged, len(made)))
+            if kept.height:
+                made.append(self._saved(slot, kept, len(made)))
         self._forget(slot, gone, exact=bool(folded) and not runs and all_spent_goes)
         runs += made
         for part in (part for run in folded for part in run):
@@ -322,13 +353,13 @@ class SortedRuns:
         return replace(self.store.save(slot, table), events=events, part=part, first=first)
 
     def _events_in(self, table: pa.Table) -> int:
-        if self.counted is None or self.counted == EACH_ROW:
+        if self.counted is None or self.counted not in table.column_names:
             return table.num_rows if self.counted else 0
         return int(pc.sum(table.column(self.counted)).as_py() or 0)
 
     def count(self, rows: pl.DataFrame) -> int:
         """Count the events that rows stand for."""
-        if self.counted is None or self.counted == EACH_ROW:
+        if self.counted is None or self.counted not in rows.columns:
             return rows.height if self.counted else 0
         return int(rows[self.counted].sum())
 
@@ -378,12 +409,12 @@ class SortedRuns:
         tables = [[self._whole(part) for part in run] for run in folded]
         tables.append([sort_by_hash(rows, self.sort_column)])
         longest = max(tables, key=lambda run: sum(part.height for part in run))
-        starts = _starts([part[self.sort_column] for part in longest], parts)
-        cuts: list[list[pl.DataFrame]] = [[] for _ in range(len(starts) + 1)]
+        starts = even_starts([part[self.sort_column] for part in longest], parts)
+        ranges: list[list[pl.DataFrame]] = [[] for _ in range(len(starts) + 1)]
         for part in (part for run in tables for part in run):
-            for number, first, end in _cuts(part[self.sort_column].to_numpy(), starts):
-                cuts[number].append(part.slice(first, end - first))
-        yield from filter(None, cuts)
+            for number, first, end in cuts(part[self.sort_column].to_numpy(), starts):
+                ranges[number].append(part.slice(first, end - first))
+        yield from filter(None, ranges)
 
     def _sorted_values(self, table: pa.Table) -> Hashes:
         values: Hashes = table.column(self.sort_column).chunk(0).to_numpy()
@@ -508,46 +539,6 @@ def _to_fold(runs: list[Run], height: int, *, tiered: bool) -> list[list[Run]]:
 
 def _rows(parts: list[Run]) -> int:
     return sum(part.rows for part in parts)
-
-
-def _starts(run: list[pl.Series], parts: int) -> Hashes:
-    """Choose the hashes with which ranges begin that divide a run into so many even parts."""
-    stride = max(1, sum(map(len, run)) // (parts * _SAMPLES))
-    sample = np.concatenate([part.to_numpy()[::stride] for part in run])
-    return np.unique(sample[len(sample) * np.arange(1, parts) // parts])
-
-
-def _cuts(hashes: Hashes, starts: Hashes) -> Iterator[tuple[int, int, int]]:
-    """Return which of a part's rows, [first, end), are in which range of hashes.
-
-    Only the ranges that the part reaches into are looked at, which are few: a part is a range itself.
-    """
-    if not len(hashes):
-        return
-    lowest, highest = np.searchsorted(starts, hashes[[0, -1]], "right").tolist()
-    inner = np.searchsorted(hashes, starts[lowest:highest]).tolist()
-    for number, (first, end) in enumerate(pairwise((0, *inner, len(hashes))), lowest):
-        if end > first:
-            yield number, first, end
-
-
-def positions_of(held: Hashes, wanted: Hashes) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the positions in ``held`` (sorted) of every row whose hash is among ``wanted``."""
-    if not len(held):  # a share of no rows
-        return np.empty(0, np.int64)
-    lowest, highest = np.searchsorted(wanted, held[:1]), np.searchsorted(wanted, held[-1:], "right")
-    wanted = wanted[lowest[0] : highest[0]]  # held may be one part of many
-    first = np.searchsorted(held, wanted, side="left")
-    inside = first < len(held)
-    inside[inside] = held[first[inside]] == wanted[inside]
-    first = first[inside]
-    followed = first[first + 1 < len(held)]
-    if not (held[followed] == held[followed + 1]).any():
-        return first.astype(np.int64)
-    after = np.searchsorted(held, wanted[inside], side="right")
-    counts = after - first
-    starts = np.repeat(first - np.concatenate(([0], np.cumsum(counts)[:-1])), counts)
-    return (starts + np.arange(counts.sum())).astype(np.int64)
 
 
 def to_arrow(rows: pl.DataFrame) -> pa.Table:

@@ -5,11 +5,13 @@ from unittest.mock import patch
 
 import numpy as np
 import polars as pl
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millstream.kernels import jit
 from millstream.kernels.frames import HASH
-from millstream.kernels.state import sorted_runs
+from millstream.kernels.state import hash_search, sorted_runs
 from millstream.kernels.state.keyed_rows import KeyedRows
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.sorted_runs import MemoryRunStore
@@ -96,6 +98,90 @@ def test_removing_everything_leaves_nothing_in_the_runs():
     held.remove(np.arange(9, dtype=np.uint64))
     held.put(np.array([1], np.uint64), rows_of({"b": [1]}))
     assert held.runs.rows == 1
+
+
+LISTS = pl.List(pl.Int64())
+USUAL = (("late", LISTS, []), ("later", LISTS, []), ("n", pl.Int64(), 1))
+COUNTED = {"k": pl.Int64, "late": LISTS, "n": pl.Int64, HASH: pl.UInt64, "later": LISTS}
+counted_rows = st.dictionaries(
+    st.integers(0, 11),  # of a key; four share a hash, and each may have several rows
+    st.lists(
+        st.tuples(st.sampled_from([1, 1, 1, 2, 0, -3]), st.sampled_from([[], [], [7], [7, 8]])),
+        max_size=2,
+    ),
+    max_size=8,
+)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(counted_rows, st.booleans()), max_size=15),
+    st.sampled_from([2, 5, sorted_runs.PART_ROWS]),
+    st.booleans(),
+)
+def test_rows_are_counted_and_columns_that_runs_leave_out_have_their_usual_values(
+    steps, part_rows, compiled
+):
+    """``early``: the rows of a step are put as a version did it whose runs have all columns."""
+    compiles = patch.object(hash_search, "_compiles", lambda _: compiled and jit.is_available())
+    with patch.object(sorted_runs, "PART_ROWS", part_rows), compiles:
+        state, model, early = OperatorState(MemoryRunStore()), {}, True
+        for put, goes_on in steps:
+            early &= goes_on
+            held = KeyedRows(state, "rows", "n", signed=True, usual=() if early else USUAL)
+            touched = np.unique(np.array([key % 3 for key in put], np.uint64))
+            known = held.get(touched)
+            assert _by_key(known) == {k: v for k, v in model.items() if k % 3 in touched}
+            model |= put
+            model = {k: v for k, v in model.items() if v}
+            rows = [
+                (key, late, n, key % 3, [])
+                for key in sorted(model)
+                if key % 3 in touched
+                for n, late in model[key]
+            ]
+            made = pl.DataFrame(rows, COUNTED, orient="row")
+            held.put(touched, made, made.clear() if known is None else known)
+            assert held.runs.events == sum(n for rows in model.values() for n, _ in rows)
+            state = stored(state)
+        held = KeyedRows(state, "rows", "n", signed=True, usual=USUAL)
+        assert _by_key(held.scan()) == model
+        assert [key for part in held.parts(3) for key in _by_key(part)] == [
+            key for part in (held.scan(),) for key in _by_key(part)
+        ]
+        few = held.get(np.arange(3, dtype=np.uint64), ["n", HASH])
+        assert (few is None) == (not model)
+        assert few is None or few.rows() == [(n, k % 3) for k, n, _ in _flat(held.scan())]
+
+
+def _flat(rows):
+    return [] if rows is None else rows[["k", "n", "late"]].rows()
+
+
+def _by_key(rows):
+    found = {}
+    for key, n, late in _flat(rows):
+        found.setdefault(key, []).append((n, late))
+    assert rows is None or rows["later"].to_list() == [[]] * rows.height
+    return found
+
+
+@pytest.mark.not_in_lane("thresholds", "it counts runs, which have many parts there")
+def test_a_run_has_only_the_columns_that_do_not_have_their_usual_values():
+    state = OperatorState(MemoryRunStore())
+    held = KeyedRows(state, "rows", "n", usual=USUAL)
+    seen = []
+    for key, (late, n) in enumerate([([], 1), ([5], 1), ([], 2), ([], 1)]):
+        made = pl.DataFrame([(key, late, n, key, [])], COUNTED, orient="row")
+        held.put(np.array([key], np.uint64), made)
+        seen.append(
+            [{*held.runs.table(run).column_names} - {"k", HASH} for run in held.runs.slots[0]]
+        )
+    assert seen == [[set()], [{"late"}], [{"late"}, {"n"}], [{"late", "n"}]]
+    held.put(
+        np.arange(2, dtype=np.uint64), held.scan().clear(), held.get(np.arange(2, dtype=np.uint64))
+    )
+    assert held.runs.events == 3
 
 
 times = st.integers(-30, 60)
