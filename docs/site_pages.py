@@ -67,6 +67,7 @@ NAVIGATION: dict[str, list[str]] = {
     ],
     "Pipelines": [
         "docs/schemas",
+        "docs/positions",
         "docs/types",
         "docs/windows",
         "docs/semantics-cases",
