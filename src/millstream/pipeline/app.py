@@ -211,7 +211,7 @@ class App(WatchedApp):
             start: Where an app that has no state yet begins to read the topic: ``"earliest"``, its first record;
                 ``"latest"``, the next one; a datetime or its ISO text, the first record at it or later, by its
                 timestamp; or offsets by partition, ``{0: 1700}``, the others begin at their start. Then the app's
-                position counts, and another start is ignored, and said to be. See docs/positions.md.
+                position counts, and another start is ignored, and said to be. See docs/guide/positions.md.
 
         Raises:
             ConfigError: a type or an option is not known, or they do not fit together.

@@ -277,7 +277,7 @@ def sink(
         name: Under which it is kept how far the topic was written, in the topic ``<name>.positions``; by default that of the
             topic and the connector's kind. Dead letters go to ``<name>.dead``.
         start: Where a new sink begins: "earliest" is the first record of the topic, "latest" the next one; or a datetime
-            or its ISO text, or offsets by partition. See docs/positions.md.
+            or its ISO text, or offsets by partition. See docs/guide/positions.md.
 
     Raises:
         ConfigError: the URL is of nothing that can be written to, or an option is not possible.
