@@ -211,14 +211,7 @@ def run_on(engine: Engine, job: Job, options: RunOptions) -> Report:
 
 def _run(engine: Engine, job: Job, options: RunOptions, running: ExitStack) -> Report:
     began = time.monotonic()
-    check_no_reset(job.folder)
-    check_same_store(job.app, job.folder, job.state_store)
-    if not isinstance(job.state_store, Path):
-        options.on_phase("opening the state store")
-    prepare_state_store(job.state_store, options.on_notice)
-    options.on_phase("opening the log")
-    job.folder.mkdir(parents=True, exist_ok=True)
-    drop_expired(job.folder, datetime.now(UTC))
+    _prepare_folder(job, options)
     metadata = _job_metadata(job, options.cores or cores_available())
     plan = job.compile(Buckets(metadata.bucket_count, metadata.hash_seed))
     engine.check(plan, options)
@@ -255,13 +248,7 @@ def _run(engine: Engine, job: Job, options: RunOptions, running: ExitStack) -> R
             begin_at_place(place, committer)
         start = RunStart(job.app, JOB, committer.run, checkpoint.load_or_create_id())
         job = _begin_reading(
-            job,
-            start,
-            log,
-            wanted=wanted,
-            committer=committer,
-            next_batch_id=next_batch_id,
-            options=options,
+            job, start, log, committer, wanted=wanted, batch_id=next_batch_id, options=options
         )
         divide_state(
             committer.state_store,
@@ -288,6 +275,18 @@ def _run(engine: Engine, job: Job, options: RunOptions, running: ExitStack) -> R
     return replace(report, created_topics=empty, other_topics=created.others)
 
 
+def _prepare_folder(job: Job, options: RunOptions) -> None:
+    """Make sure that a run may begin in the job's folder and store, and that both are there."""
+    check_no_reset(job.folder)
+    check_same_store(job.app, job.folder, job.state_store)
+    if not isinstance(job.state_store, Path):
+        options.on_phase("opening the state store")
+    prepare_state_store(job.state_store, options.on_notice)
+    options.on_phase("opening the log")
+    job.folder.mkdir(parents=True, exist_ok=True)
+    drop_expired(job.folder, datetime.now(UTC))
+
+
 def _describe(job: Job, state_store: StateStore, plan: JobPlan, log: Reader) -> None:
     """Store what later runs, and what looks at the app without its program, are to know of it."""
     save_topic_ids(job.app, state_store, plan, log)
@@ -300,10 +299,10 @@ def _begin_reading(
     job: Job,
     start: RunStart,
     log: Reader,
+    committer: BatchCommitter,
     *,
     wanted: Mapping[str, LogStart],
-    committer: BatchCommitter,
-    next_batch_id: int,
+    batch_id: int,
     options: RunOptions,
 ) -> Job:
     """Return the job with the offsets at which it began to read, or begins now."""
@@ -313,10 +312,10 @@ def _begin_reading(
         log,
         wanted,
         checkpoint=job.folder.absolute() / "checkpoint",
-        next_batch_id=next_batch_id,
+        next_batch_id=batch_id,
         on_notice=options.on_notice,
     )
-    if next_batch_id == 0:
+    if batch_id == 0:
         committer.begin_at(first)
     return replace(job, first_offsets=first)
 
