@@ -38,6 +38,7 @@ NAVIGATION: dict[str, list[str]] = {
         "docs/guide/duplicates",
         "docs/guide/enrichment",
         "docs/guide/alerts",
+        "docs/guide/positions",
         "docs/guide/backfill",
         "docs/testing",
         "docs/guide/deployment",

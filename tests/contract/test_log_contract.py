@@ -389,6 +389,9 @@ def test_c1_a_consumer_begins_where_it_is_told(log: EventLog) -> None:
     assert values(log, "t", start="latest") == []
     assert values(log, "t", start={0: 7}) == [b"7", b"8", b"9"]
     assert values(log, "t", start=datetime.fromtimestamp(8, UTC)) == [b"8", b"9"]
+    assert values(log, "t", start="1970-01-01T00:00:07") == [b"7", b"8", b"9"]
+    assert values(log, "t", start="1970-01-01T00:00:07.001001") == [b"8", b"9"]
+    assert values(log, "t", start="1970-01-02") == []
     for start in ({0: 11}, {0: -1}):
         with pytest.raises(OffsetOutOfRangeError):
             log.consumer("t", start=start)

@@ -19,10 +19,11 @@ from millstream.cli.topic_positions import (
     parse_position,
 )
 from millstream.client import connect
-from millstream.client.consumer import Consumer, StartPosition
+from millstream.client.consumer import Consumer
 from millstream.client.json_record import record_as_json
 from millstream.client.open import open_reader
 from millstream.client.reader import Reader
+from millstream.client.start_position import StartPosition
 from millstream.errors import ConfigError
 from millstream.log.groups import check_offsets
 from millstream.log.reader import Isolation

@@ -66,10 +66,10 @@ def edited_app_options(command: Command) -> Command:
 from_option = click.option(
     "--from",
     "starts",
-    metavar="TIME|TOPIC/PARTITION/OFFSET",
+    metavar="TIME|earliest|TOPIC/PARTITION/OFFSET",
     multiple=True,
-    help="Where in the log to begin, instead of at its start: the first record of a time or later, by its timestamp; "
-    "or an offset of each partition that is named. What is rebuilt lacks what is before, and says so.",
+    help="Where in the log to begin, instead of where the app began: the first record of a time or later, by its timestamp; "
+    "or an offset of each partition that is named; or earliest. What is rebuilt lacks what is before, and says so.",
 )
 
 
@@ -140,7 +140,7 @@ def plan(
 def print_plan(plan: ChangePlan, *, advice: bool = True) -> None:
     """Print a plan for people: part by part; with ``advice`` then what it costs and what to do next."""
     if plan.boundary is None:
-        click.echo(f"{plan.app} has no state yet: its first run reads the log from its start.")
+        _print_first_run(plan)
         return
     rows = {one.view: one.rows for one in plan.filled}
     tables = {one.step: one.rows for one in plan.tables}
@@ -165,6 +165,12 @@ def print_plan(plan: ChangePlan, *, advice: bool = True) -> None:
         click.echo(kept_sentence(plan.kept_until))
 
 
+def _print_first_run(plan: ChangePlan) -> None:
+    click.echo(f"{plan.app} has no state yet: its first run reads the log from its start.")
+    for topic, start in plan.began.items():
+        click.echo(f"But for {topic}, which it reads from {start}.")
+
+
 def _print_part(part: PartChange) -> None:
     verdict = click.style(f"{part.verdict:<9}", fg=_COLORS[part.verdict])
     was = f" (was {part.was!r})" if part.was is not None else ""
@@ -174,7 +180,12 @@ def _print_part(part: PartChange) -> None:
 
 
 def _sentences(plan: ChangePlan) -> list[str]:
-    """Say what a rebuild costs, and what to do next."""
+    """Say where the app began, what a rebuild costs, and what to do next."""
+    began = [f"It began to read {topic} at {start}." for topic, start in plan.began.items()]
+    return [*began, *_advice(plan)]
+
+
+def _advice(plan: ChangePlan) -> list[str]:
     if plan.verdict == "keeps":
         return ["A run resumes where the last one stopped."]
     if plan.verdict == "refuses":

@@ -41,6 +41,14 @@ if TYPE_CHECKING:
 @click.option("--timeout", help='Stop after this long, such as "10 minutes".')
 @click.option("--count", type=click.IntRange(min=1), help="Stop after reading so many records.")
 @click.option(
+    "--start",
+    "starts",
+    metavar="earliest|latest|TIME|TOPIC/PARTITION/OFFSET",
+    multiple=True,
+    help="Where streams begin if the app has no state yet, instead of where it declares: with the first record, the "
+    "next one, the first of a time or later, by its timestamp; or an offset of each partition that is named.",
+)
+@click.option(
     "--engine",
     type=Choice(["spark", "local"]),
     help="Spark, or this process alone, for development. By default MILLSTREAM_ENGINE, or Spark.",
@@ -98,6 +106,7 @@ def run(
     until: str,
     timeout: str | None,
     count: int | None,
+    starts: tuple[str, ...],
     engine: EngineName | None,
     master: str | None,
     cores: int | None,
@@ -126,6 +135,7 @@ def run(
       millstream run app.py
       millstream run app_folder.py:billing --until caught-up
       millstream run app.py --engine local
+      millstream run app.py --start 2026-11-01
       millstream run app.py --timeout "1 hour" --json
       millstream run app.py --metrics 127.0.0.1:9464
       millstream run app.py --ask 127.0.0.1:8402
@@ -150,6 +160,7 @@ def run(
             until="caught-up" if until == "caught-up" else "stopped",
             timeout=timeout,
             count=count,
+            start=starts or None,
             engine=engine,
             master=master,
             cores=cores,

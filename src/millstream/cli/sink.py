@@ -11,6 +11,7 @@ from millstream.cli.connector_options import options_of
 from millstream.cli.metrics_option import metrics_option
 from millstream.cli.status_line import StatusLine, stopped_by_signal
 from millstream.client.default_log import LOG_VARIABLE
+from millstream.client.start_position import LogStart
 from millstream.connectors.sinks.metrics import sink_figures
 from millstream.connectors.sinks.sink import SinkRun, SinkStatus
 from millstream.connectors.sinks.sink import sink as sink_to
@@ -44,10 +45,11 @@ from millstream.metrics.exposition import Exposition
 )
 @click.option(
     "--start",
-    type=click.Choice(["earliest", "latest"]),
-    default="earliest",
-    show_default=True,
-    help="Where a new sink begins: with the first record of the topic, or the next.",
+    "starts",
+    metavar="earliest|latest|TIME|TOPIC/PARTITION/OFFSET",
+    multiple=True,
+    help="Where a new sink begins: with the first record of the topic (the default), the next one, the first of a time or "
+    "later, by its timestamp; or an offset of each partition that is named.",
 )
 @click.option(
     "--until",
@@ -64,7 +66,7 @@ def sink(
     log: str,
     name: str | None,
     options: tuple[str, ...],
-    start: Literal["earliest", "latest"],
+    starts: tuple[str, ...],
     until: Literal["stopped", "caught-up"],
     metrics: str | None,
 ) -> None:
@@ -81,7 +83,14 @@ def sink(
       millstream sink 'mariadb://shop:${env:DB_PASSWORD}@db.example/shop' --topic orders -o table=orders -o key=id
     """
     connector = sink_connector_of(url, options_of(options))
-    _run(sink_to(connector, topic=topic, log=log, name=name, start=start), until, metrics)
+    start = LogStart.parse(starts, "--start")
+    if start is not None:
+        start.check_topics([topic], "--start")
+    _run(
+        sink_to(connector, topic=topic, log=log, name=name, start=start or "earliest"),
+        until,
+        metrics,
+    )
 
 
 def _run(made: SinkRun, until: Literal["stopped", "caught-up"], metrics: str | None) -> None:

@@ -12,17 +12,15 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import Literal, Self
 
-from millstream.choices import choose, did_you_mean
+from millstream.choices import choose
 from millstream.client.groups import GroupOffsetStore
 from millstream.client.reader import Reader
+from millstream.client.start_position import StartPosition, check_offset, start_offsets
 from millstream.errors import ConfigError, OffsetOutOfRangeError
 from millstream.log.groups import check_offsets
-from millstream.record import Record, TopicPartition, to_timestamp_ms
-
-StartPosition = Literal["earliest", "latest"] | datetime | Mapping[int, int]
+from millstream.record import Record, TopicPartition
 
 COMMIT_EVERY_S = 1.0
 CLOSED_CHECK_S = 0.2  # how often a waiting consumer checks whether it was closed
@@ -62,7 +60,7 @@ class Consumer(ABC):
         self._automatic = group is not None and commit == "auto"
         bounds = reader.offsets(topic)
         chosen = _chosen_partitions(topic, len(bounds), partitions, start)
-        self._next = _start_offsets(reader, topic, bounds, start, chosen)
+        self._next = start_offsets(reader, topic, start, chosen, "start")
         committed = {} if group is None else self._committed_positions(group, bounds, chosen)
         self._next |= committed
         self._grows = partitions is None and not isinstance(start, Mapping) and follow
@@ -96,7 +94,7 @@ class Consumer(ABC):
                     f"partition {number} is not read by this consumer, which reads "
                     f"{sorted(self._next)}; seek in one of these"
                 )
-            _check_offset(self._topic, number, bounds[number], offset)
+            check_offset(self._topic, number, bounds[number], offset, "start")
         self._mark_read()
         # Records fetched and not handed out are fetched again.
         self._next = dict(self._positions) | dict(positions)
@@ -232,44 +230,3 @@ def _chosen_partitions(
                 f"topic {topic!r} has no partition {number}; choose of 0 to {count - 1}"
             )
     return partitions
-
-
-def _start_offsets(
-    reader: Reader,
-    topic: str,
-    bounds: list[tuple[int, int]],
-    start: StartPosition,
-    chosen: Sequence[int],
-) -> dict[int, int]:
-    if start == "earliest":
-        return {number: bounds[number][0] for number in chosen}
-    if start == "latest":
-        return {number: bounds[number][1] for number in chosen}
-    if isinstance(start, datetime):
-        moment_ms = to_timestamp_ms(start)
-        return {number: reader.offset_for_time(topic, number, moment_ms) for number in chosen}
-    if not isinstance(start, Mapping):
-        raise ConfigError(
-            f"start is {start!r}; give 'earliest', 'latest', a datetime, or offsets by partition "
-            "such as {0: 17}."
-            + (did_you_mean(start, ("earliest", "latest")) if isinstance(start, str) else "")
-        )
-    for number, offset in start.items():
-        if number not in chosen:
-            raise ConfigError(
-                f"start names partition {number}, which is not among the partitions to read, "
-                f"{sorted(chosen)}; name one of these"
-            )
-        _check_offset(topic, number, bounds[number], offset)
-    return {number: start.get(number, bounds[number][0]) for number in chosen}
-
-
-def _check_offset(topic: str, number: int, bounds: tuple[int, int], offset: int) -> None:
-    low, end = bounds
-    if not low <= offset <= end:
-        raise OffsetOutOfRangeError(
-            f"start is offset {offset} of {topic}/{number}, which holds [{low}, {end}); "
-            "start within these",
-            start=low,
-            end=end,
-        )

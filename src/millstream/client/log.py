@@ -14,10 +14,11 @@ from typing import Any, ClassVar, Literal, Self
 
 import pyarrow as pa
 
-from millstream.client.consumer import Consumer, StartPosition
+from millstream.client.consumer import Consumer
 from millstream.client.groups import Lag
 from millstream.client.producer import Producer, ProducerSettings, takes_settings
 from millstream.client.reader import Reader
+from millstream.client.start_position import StartPosition
 from millstream.durations import Duration
 from millstream.errors import ConfigError
 from millstream.log.archiver import ArchiveProgress, PartitionArchive, ValueColumns

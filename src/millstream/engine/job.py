@@ -16,9 +16,15 @@ from millstream.client import connect
 from millstream.client.address import absolute_address
 from millstream.client.open import open_reader
 from millstream.client.reader import Reader
+from millstream.client.start_position import LogStart
 from millstream.engine.batch_runner import BatchRunner, RunTotals
 from millstream.engine.checkpoint_copy import CheckpointStore, may_be_elsewhere
 from millstream.engine.disk_room import translate_full_disk
+from millstream.engine.first_offsets import (
+    FirstOffsets,
+    load_or_create_first_offsets,
+    wanted_starts,
+)
 from millstream.engine.frame_files import FrameFiles
 from millstream.engine.job_metadata import (
     JobMetadata,
@@ -71,6 +77,8 @@ class Job:
     compile: Callable[[Buckets], JobPlan]
     dashboard: Sequence[Mapping[str, Any]] = ()  # panels, as plain values
     state: ObjectUrl | None = None  # where runs of state are, if not in the folder
+    starts: Mapping[str, LogStart] = field(default_factory=dict)  # where topics begin, as declared
+    first_offsets: FirstOffsets = field(default_factory=dict)  # and where they began: set by a run
 
     @property
     def runs(self) -> Path:
@@ -102,6 +110,7 @@ class Job:
             event_times=self.event_times,
             heartbeat_ms=plan.heartbeat_ms,
             frame_files=frame_files,
+            first_offsets=self.first_offsets,
         )
 
 
@@ -119,6 +128,7 @@ class RunOptions:
     master: str | None = None
     same_expressions: bool = False
     dead_max: float = 1.0
+    start: LogStart | None = None
     on_alarm: Callable[[str], None] | None = None
     on_phase: Callable[[str], None] = _log.info  # called with what is being started
     on_notice: Callable[[str], None] = _log.warning
@@ -201,17 +211,11 @@ def run_on(engine: Engine, job: Job, options: RunOptions) -> Report:
 
 def _run(engine: Engine, job: Job, options: RunOptions, running: ExitStack) -> Report:
     began = time.monotonic()
-    check_no_reset(job.folder)
-    check_same_store(job.app, job.folder, job.state_store)
-    if not isinstance(job.state_store, Path):
-        options.on_phase("opening the state store")
-    prepare_state_store(job.state_store, options.on_notice)
-    options.on_phase("opening the log")
-    job.folder.mkdir(parents=True, exist_ok=True)
-    drop_expired(job.folder, datetime.now(UTC))
+    _prepare_folder(job, options)
     metadata = _job_metadata(job, options.cores or cores_available())
     plan = job.compile(Buckets(metadata.bucket_count, metadata.hash_seed))
     engine.check(plan, options)
+    wanted = wanted_starts(plan, job.starts, options.start)
     log = open_reader(job.log)
     # before a missing topic is created
     check_same_topics(job.app, job.state_store, plan, log)
@@ -238,16 +242,17 @@ def _run(engine: Engine, job: Job, options: RunOptions, running: ExitStack) -> R
             same_expressions=options.same_expressions,
         )
         checkpoint.restore(next_batch_id, options.on_notice)
-        save_topic_ids(job.app, committer.state_store, plan, log)
-        save_log_brokers(job.app, committer.state_store, job.log)
-        committer.state_store.put_description(job.app, "dashboard", job.dashboard)
-        note_store(job.folder, job.state_store)
+        _describe(job, committer.state_store, plan, log)
         check_checkpoint_current(job.folder, next_batch_id, job.state_store)
         if place is not None:
             begin_at_place(place, committer)
+        start = RunStart(job.app, JOB, committer.run, checkpoint.load_or_create_id())
+        job = _begin_reading(
+            job, start, log, committer, wanted=wanted, batch_id=next_batch_id, options=options
+        )
         divide_state(
             committer.state_store,
-            RunStart(job.app, JOB, committer.run, checkpoint.load_or_create_id()),
+            start,
             plan,
             metadata,
             next_batch_id=next_batch_id,
@@ -268,6 +273,51 @@ def _run(engine: Engine, job: Job, options: RunOptions, running: ExitStack) -> R
     read = {source.topic for source in plan.sources}
     empty = tuple(name for name in created.names if name in read)
     return replace(report, created_topics=empty, other_topics=created.others)
+
+
+def _prepare_folder(job: Job, options: RunOptions) -> None:
+    """Make sure that a run may begin in the job's folder and store, and that both are there."""
+    check_no_reset(job.folder)
+    check_same_store(job.app, job.folder, job.state_store)
+    if not isinstance(job.state_store, Path):
+        options.on_phase("opening the state store")
+    prepare_state_store(job.state_store, options.on_notice)
+    options.on_phase("opening the log")
+    job.folder.mkdir(parents=True, exist_ok=True)
+    drop_expired(job.folder, datetime.now(UTC))
+
+
+def _describe(job: Job, state_store: StateStore, plan: JobPlan, log: Reader) -> None:
+    """Store what later runs, and what looks at the app without its program, are to know of it."""
+    save_topic_ids(job.app, state_store, plan, log)
+    save_log_brokers(job.app, state_store, job.log)
+    state_store.put_description(job.app, "dashboard", job.dashboard)
+    note_store(job.folder, job.state_store)
+
+
+def _begin_reading(
+    job: Job,
+    start: RunStart,
+    log: Reader,
+    committer: BatchCommitter,
+    *,
+    wanted: Mapping[str, LogStart],
+    batch_id: int,
+    options: RunOptions,
+) -> Job:
+    """Return the job with the offsets at which it began to read, or begins now."""
+    first = load_or_create_first_offsets(
+        committer.state_store,
+        start,
+        log,
+        wanted,
+        checkpoint=job.folder.absolute() / "checkpoint",
+        next_batch_id=batch_id,
+        on_notice=options.on_notice,
+    )
+    if batch_id == 0:
+        committer.begin_at(first)
+    return replace(job, first_offsets=first)
 
 
 def _job_metadata(job: Job, cores: int) -> JobMetadata:

@@ -26,6 +26,7 @@ import polars as pl
 from millstream.client.open import open_reader
 from millstream.client.reader import Reader
 from millstream.durations import Duration
+from millstream.engine.first_offsets import load_first_offsets
 from millstream.engine.state_place import begin_at_place, load_or_create_place
 from millstream.errors import ConfigError, ConflictError, CorruptionError, FencedError
 from millstream.kernels.adopted_state import StatePart, combine_state
@@ -375,8 +376,22 @@ class Deployment:
         if starts is not None:
             # Of topics that only outputs read, nothing is rebuilt: their rows would be discarded.
             starts = {topic: starts.get(topic, tuple(offsets)) for topic, offsets in ends.items()}
+        else:
+            starts = self._first_offsets(log, ends)
         run.run(ends, count, starts=starts, partitioning=dict(self.stored.partitioning))
         return sum(read)
+
+    def _first_offsets(self, log: Reader, ends: Mapping[str, list[int]]) -> Starts:
+        """Return where the app began to read some topics, as far as the log has the records."""
+        with open_state_store(self.app.state_store, readonly=True) as store:
+            first = load_first_offsets(store, self.app.name)
+        found = {}
+        for topic in ends:
+            began = first.get(topic, ())
+            begins = [start for start, _ in log.offsets(topic)]
+            began += (0,) * (len(begins) - len(began))
+            found[topic] = tuple(map(max, begins, began))
+        return found
 
     def rows(self, view: str) -> pl.DataFrame:
         """Return the rows of a rebuilt view as they have been computed."""
@@ -522,7 +537,8 @@ class Deployment:
         starts: dict[str, dict[str, int]] = {}
         for one in self.change.replays:
             starts.setdefault(one.topic, {})[str(one.partition)] = one.start
-        lacks = self.change.gone or self.change.starts is not None
+        chosen = self.change.starts is not None and any(one.start for one in self.change.replays)
+        lacks = self.change.gone or chosen
         since = BatchBoundary(0, starts, at) if lacks else None
         with open_state_store(self._store, readonly=True) as store:
             begun = KeptCoverage.from_json(store.description(self.app.name, BEGUN_FROM))

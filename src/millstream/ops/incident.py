@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.client.open import open_reader
 from millstream.client.recorded import RecordedInput
+from millstream.engine.first_offsets import FirstOffsets, load_first_offsets
 from millstream.engine.source.offsets import (
     SourceOffset,
     check_declared,
@@ -278,6 +279,7 @@ def _find_next(app: App) -> _Batch:
         program, last = store.program(app.name, JOB), store.last_batch_id(app.name)
         known = store.status(app.name, JOB).get(SOURCE_OFFSET)
         manifests, position = store.state_manifests(app.name, JOB), store.position(app.name)
+        first = load_first_offsets(store, app.name)
     following = 0 if last is None else last + 1
     if program is None:
         raise ConfigError(f"{app.name} has never run: there is no batch of it.")
@@ -293,7 +295,7 @@ def _find_next(app: App) -> _Batch:
         raise ConfigError(
             f"Batch {following} of {app.name} was never begun: its last run ended in order. Nothing is there to capture."
         )
-    start = _log_start(app, planned) if before is None else before
+    start = _begin(app, planned, first) if before is None else before
     return _Batch(
         following,
         SourceOffset.from_json(start),
@@ -305,13 +307,14 @@ def _find_next(app: App) -> _Batch:
     )
 
 
-def _log_start(app: App, end: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the source offset of the start of the log, where the first batch begins."""
-    log = open_reader(app.log)
-    starts = {
-        topic: {str(number): start for number, (start, _) in enumerate(log.offsets(topic))}
-        for topic in end["topics"]
-    }
+def _begin(app: App, end: Mapping[str, Any], first: FirstOffsets) -> dict[str, Any]:
+    """Return the source offset where the first batch begins: the start of the log, or where the app began to read."""
+    log, starts = open_reader(app.log), {}
+    for topic in end["topics"]:
+        known = first.get(topic, ())
+        others = log.offsets(topic)[len(known) :]
+        begins = (*known, *(start for start, _ in others))
+        starts[topic] = {str(number): start for number, start in enumerate(begins)}
     return first_offset(end, starts)
 
 

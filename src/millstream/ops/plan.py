@@ -13,6 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.client.open import open_reader
 from millstream.client.reader import Reader
+from millstream.engine.first_offsets import (
+    FirstOffsets,
+    load_first_offsets,
+    load_first_starts,
+    wanted_starts,
+)
 from millstream.engine.whole_topics import compacted_topics_of_transactions, is_compacted
 from millstream.errors import UnknownTopicError
 from millstream.kernels.definition import canonical_text, without_code
@@ -88,7 +94,8 @@ class ChangePlan:
     ``starts``: where a rebuild was asked to begin; None for the start of the log. ``filled``: the views for which no
     record is read again, as another view has all that they need. ``tables``: those of whose state steps are filled. ``asking``: the steps that ask a service
     what they asked before, and ask it again (``enrich``), as they are on the path of what is computed anew. ``compared``: what
-    was there when the plan was made; None where nothing was committed.
+    was there when the plan was made; None where nothing was committed. ``began``: where the app began to read the topics that it
+    did not read from their first record, or will begin with its first run.
     """
 
     app: str
@@ -103,6 +110,7 @@ class ChangePlan:
     asking: tuple[str, ...] = ()
     tables: tuple[TableSize, ...] = ()
     compared: ComparedProgram | None = None
+    began: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def verdict(self) -> Verdict:
@@ -152,6 +160,7 @@ class ChangePlan:
             "asks_again": list(self.asking),
             "filled": [asdict(one) for one in self.filled],
             "tables_read": [asdict(one) for one in self.tables],
+            "began": dict(self.began),
             "takes_effect_at": None if self.boundary is None else asdict(self.boundary),
             "read_again": [asdict(one) for one in self.replays],
             "records": self.records,
@@ -193,6 +202,7 @@ def plan_change(
             return _first_run(app)
         known_ids = store.description(app.name, TOPIC_IDS) or {}
         speed = _speed(store, app.name)
+        first, began = load_first_offsets(store, app.name), load_first_starts(store, app.name)
         plan, now, change = _compared(app, left, same_expressions=same_expressions, again=again)
         filled = tuple(
             FillSize(view, fill.source, store.count(fill.source))
@@ -211,7 +221,7 @@ def plan_change(
     starts = None
     if start is not None and not refusals:
         starts = start.starts(log, change.topics, left.boundary.position)
-    replays = [] if refusals else _replays(log, change.topics, left, starts)
+    replays = [] if refusals else _replays(log, change.topics, left, starts, first)
     compacted = {} if refusals else _compacted_inputs(plan, change, log)
     kept = kept_until(app.folder)
     return ChangePlan(
@@ -227,6 +237,7 @@ def plan_change(
         () if refusals else tuple(_asking(plan, change, left.program)),
         () if refusals else tables,
         ComparedProgram(left.program, switched_by),
+        began,
     )
 
 
@@ -290,8 +301,10 @@ def _compared(
 
 def _first_run(app: App) -> ChangePlan:
     """Return the plan of an app that has committed nothing: all of it is computed for the first time."""
-    app.plan()
-    return ChangePlan(app.name, ProgramChange(()))
+    job = app.job()
+    wanted = wanted_starts(app.plan(), job.starts, None)
+    began = {topic: start.text(topic) for topic, start in wanted.items()}
+    return ChangePlan(app.name, ProgramChange(()), began=began)
 
 
 def _speed(store: StateStore, app: str) -> float | None:
@@ -364,13 +377,21 @@ def _compacted_inputs(
 
 
 def _replays(
-    log: Reader, topics: Iterable[str], left: ProgramState, starts: Starts | None
+    log: Reader,
+    topics: Iterable[str],
+    left: ProgramState,
+    starts: Starts | None,
+    first: FirstOffsets,
 ) -> Iterable[PartitionReplay]:
+    """Yield what is read again: from where it was asked to begin, or from where the app began."""
     for topic in topics:
         read = left.boundary.position.get(topic, {})
+        began = dict(enumerate(first.get(topic, ())))
         for partition, (start, _) in enumerate(log.offsets(topic)):
             end = int(read.get(str(partition), 0))
             if end and starts is not None:
                 yield PartitionReplay(topic, partition, starts[topic][partition], end, 0)
             elif end:
-                yield PartitionReplay(topic, partition, min(start, end), end, min(start, end))
+                wanted = began.get(partition, 0)
+                begin = min(max(start, wanted), end)
+                yield PartitionReplay(topic, partition, begin, end, begin - min(wanted, end))

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from millstream.client.open import open_reader
 from millstream.client.reader import Reader
+from millstream.engine.first_offsets import FirstOffsets, load_first_offsets
 from millstream.engine.source.split_reader import SplitReader
 from millstream.errors import ConfigError, TopicRecreatedError
 from millstream.kernels.enrichment.operator import Enrichment
@@ -78,6 +79,8 @@ class PlanOverLog:
 
     plan: JobPlan
     reader: Reader
+    first: FirstOffsets = field(default_factory=dict)
+    """Where the app began to read topics, if not at their first record."""
     edited: tuple[str, ...] = ()
     """The parts of the app that are not as they ran: what is said of them is of the app as it is declared now."""
 
@@ -115,15 +118,32 @@ class PlanOverLog:
         now = plan.program.given
         tables = (name for name in now if stored.given.get(name, now[name]) != now[name])
         edited = (*edited_parts(app, store), *(f"the rows of {name}" for name in sorted(tables)))
-        return cls(plan, reader.pinned(ids), edited)
+        return cls(plan, reader.pinned(ids), load_first_offsets(store, app.name), edited)
 
     @cached_property
     def starts(self) -> dict[str, list[int]]:
-        """Where the log begins, by topic and partition."""
+        """Where the log begins, or the app began to read it, by topic and partition."""
         return {
-            topic: [start for start, _ in self.reader.offsets(topic)]
+            topic: [
+                max(start, self.began(topic, number))
+                for number, (start, _) in enumerate(self.reader.offsets(topic))
+            ]
             for topic in sorted({source.topic for source in self.plan.sources})
         }
+
+    def began(self, topic: str, partition: int) -> int:
+        """Return the offset at which the app began to read a partition; 0 for its first record."""
+        first = self.first.get(topic, ())
+        return first[partition] if partition < len(first) else 0
+
+    @cached_property
+    def gone(self) -> int:
+        """How many records the log no longer holds of those that the app has read."""
+        return sum(
+            start - self.began(topic, number)
+            for topic, starts in self.starts.items()
+            for number, start in enumerate(starts)
+        )
 
     def said_of_edits(self) -> list[str]:
         """Say which parts of the app are not as they ran."""

@@ -153,7 +153,7 @@ def trace_record(app: App, record: RecordId) -> RecordTrace:
     """Follow one record of the log through the app as it is declared.
 
     The outcome is ``no longer in the log``, ``not in the log yet``, ``no record`` (its offset has none), ``unread``,
-    ``late``, ``dead``, ``filtered``, ``duplicate`` (where it ended, if nothing of it went further), ``held`` (it waits in
+    ``not read`` (the app began behind it), ``late``, ``dead``, ``filtered``, ``duplicate`` (where it ended, if nothing of it went further), ``held`` (it waits in
     a step), or ``in the outputs``.
 
     Raises:
@@ -183,6 +183,9 @@ def _not_processed(
     if offset < start:
         gone = f"The log holds {topic}/{partition} from offset {start:,} on; its retention, or a command, removed it."
         return "no longer in the log", None, (), (), (gone,)
+    if offset < over.began(topic, partition):
+        before = f"{app.name} began to read {topic}/{partition} at offset {over.began(topic, partition):,}, behind it."
+        return "not read", None, (), (), (before,)
     if offset >= end:
         ends = f"{topic}/{partition} ends at offset {end:,}: no record has this offset yet."
         return "not in the log yet", None, (), (), (ends,)
@@ -367,10 +370,9 @@ def _notes(
         if step.exits.get("held") and step.step in times:
             watermark_us = times[step.step]["watermark_us"]
             yield f"The watermark of {step.step} is now at {_time(watermark_us)} (millstream why open)."
-    gone = sum(sum(starts) for starts in over.starts.values())
-    if gone:
+    if over.gone:
         yield (
-            f"The log no longer holds the first {gone:,} records: what they left in joins, tables and deduplication "
+            f"The log no longer holds the first {over.gone:,} records: what they left in joins, tables and deduplication "
             "is not known here."
         )
     yield from replay_notes(over, store, [record], read_at)

@@ -12,8 +12,8 @@ from datetime import datetime
 from typing import Any
 
 from millstream.client.reader import Reader
+from millstream.client.start_position import LogStart, first_ms
 from millstream.errors import ConfigError
-from millstream.record import to_timestamp_ms
 
 Starts = Mapping[str, tuple[int, ...]]
 """The first offset to read, by topic and partition."""
@@ -28,26 +28,16 @@ class ReplayStart:
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> ReplayStart | None:
-        """Return what some texts say: a time, or ``topic/partition/offset`` of each partition; None of none.
+        """Return what some texts say: a time, ``earliest``, or ``topic/partition/offset`` of each partition; None of none.
 
         Raises:
-            ConfigError: a text is neither, or a time or a partition is given twice.
+            ConfigError: a text is none of these, or two are of the same partitions.
         """
-        offsets: dict[tuple[str, int], int] = {}
-        time_ms: int | None = None
-        for text in texts:
-            found = _parse(text)
-            if isinstance(found, datetime):
-                if time_ms is not None:
-                    raise ConfigError(f"--from has two times, the second is {text}: give one.")
-                # Records have whole milliseconds: the first one of a time between two is at the second.
-                time_ms = to_timestamp_ms(found) + bool(found.microsecond % 1000)
-                continue
-            at, offset = found
-            if at in offsets:
-                raise ConfigError(f"--from names {at[0]}/{at[1]} twice: give one offset for it.")
-            offsets[at] = offset
-        return cls(offsets, time_ms) if offsets or time_ms is not None else None
+        found = LogStart.parse(texts, "--from", words=("earliest",))
+        if found is None:
+            return None
+        time_ms = first_ms(found.elsewhere) if isinstance(found.elsewhere, datetime) else None
+        return cls(found.offsets, time_ms)
 
     def starts(self, log: Reader, topics: Iterable[str], read: Mapping[str, Any]) -> Starts:
         """Return where to begin in each partition of some topics, at the latest where the app has ``read`` up to.
@@ -95,21 +85,3 @@ class ReplayStart:
                 f"--from {topic}/{partition}/{offset}: the log begins at {start} there, and the app has read up to {end}. "
                 "Give an offset between them."
             )
-
-
-def _parse(text: str) -> datetime | tuple[tuple[str, int], int]:
-    topic, slash, rest = text.partition("/")
-    partition, _, offset = rest.partition("/")
-    if slash and topic and _is_number(partition) and _is_number(offset):
-        return (topic, int(partition)), int(offset)
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigError(
-            f"--from is {text!r}: give a time such as 2026-11-21T10:00 (UTC, unless it says otherwise), or a partition "
-            "and an offset, such as clicks/0/1700."
-        ) from None
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()

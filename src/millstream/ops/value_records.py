@@ -356,7 +356,7 @@ class _ValueReplay:
             f"{topic}/{number} from offset {start:,} on"
             for topic, starts in self.over.starts.items()
             for number, start in enumerate(starts)
-            if start
+            if start > self.over.began(topic, number)
         ]
         if not gone:
             return []

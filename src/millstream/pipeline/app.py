@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from millstream.choices import choose
+from millstream.client.start_position import LogStart, StartPosition, asked_start
 from millstream.durations import Duration, to_us
 from millstream.engine.job import Job, RunOptions
 from millstream.errors import ConfigError
 from millstream.kernels.errors.dead_letters import BadRecordPolicy
 from millstream.kernels.errors.user_code import UserCode
 from millstream.kernels.frames import polars_table
-from millstream.kernels.plan import JobPlan, ViewSinkSpec
+from millstream.kernels.plan import JobPlan
 from millstream.kernels.state.keyhash import Buckets
 from millstream.kernels.tables.upserts import VersionOrder
 from millstream.kernels.time.watermarks import WatermarkRule
@@ -22,7 +24,6 @@ from millstream.notebook.cells import declared_by
 from millstream.object_store.address import ObjectUrl, state_url
 from millstream.pipeline.app_run import AppRun
 from millstream.pipeline.avro import AvroSchema
-from millstream.pipeline.background_app import BackgroundApp
 from millstream.pipeline.captured import CapturedTopic, captured_topic, declared_columns
 from millstream.pipeline.checks import (
     at_least_one,
@@ -59,10 +60,10 @@ from millstream.pipeline.topic_declaration import (
 )
 from millstream.pipeline.upserts import build_static_table
 from millstream.pipeline.view_table import build_view_table
+from millstream.pipeline.watched_app import WatchedApp
 from millstream.pipeline.watermarks import IN_ORDER, check_dataframe_watermark
 from millstream.views.address import StateStoreAddress, parse_store
-from millstream.views.alerts.rule import AlertRule, check_app_rules
-from millstream.views.panels import Panel, check_panel, to_plain
+from millstream.views.panels import to_plain
 from millstream.views.reader import View
 from millstream.views.runs.dead_letter_share import check_dead_letter_max
 from millstream.views.runs.late_alarm import LateAlarm, check_late_share
@@ -76,7 +77,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(repr=False)
-class App(BackgroundApp):
+class App(WatchedApp):
     """A pipeline: declare topics, streams and views on it, then :meth:`run` it.
 
     Args:
@@ -129,8 +130,6 @@ class App(BackgroundApp):
     state: str | Path | None = None
     local: str | Path | None = field(default=None, kw_only=True)
     dead_max: float = 0.5
-    panels: tuple[Panel, ...] = field(default=(), init=False)
-    alert_rules: tuple[AlertRule, ...] = field(default=(), init=False, repr=False)
     _store_address: StateStoreAddress | None = field(default=None, init=False, repr=False)
     transactions: dict[str, TransactionGroup] = field(default_factory=dict, init=False, repr=False)
 
@@ -186,6 +185,7 @@ class App(BackgroundApp):
         registry: str | None = None,
         metadata: Metadata = (),
         bad: BadRecordPolicy = "dead-letter",
+        start: StartPosition = "earliest",
     ) -> Topic:
         """Declare a topic: the fields of its values, and how they are written.
 
@@ -208,6 +208,10 @@ class App(BackgroundApp):
                 view ``dead_letters`` and forwarded to the topic ``<app>.dead``, and the stream goes
                 on. ``"stop"``: the job stops, with nothing of the batch committed. ``"skip"``: it
                 is counted, and that is all.
+            start: Where an app that has no state yet begins to read the topic: ``"earliest"``, its first record;
+                ``"latest"``, the next one; a datetime or its ISO text, the first record at it or later, by its
+                timestamp; or offsets by partition, ``{0: 1700}``, the others begin at their start. Then the app's
+                position counts, and another start is ignored, and said to be. See docs/guide/positions.md.
 
         Raises:
             ConfigError: a type or an option is not known, or they do not fit together.
@@ -224,7 +228,8 @@ class App(BackgroundApp):
             raise ConfigError(
                 f"Topic {name!r} is declared twice{declared_by(self.topics[name].cell)}. Use the first declaration."
             )
-        self.topics[name] = Topic(self, name, fields, key, partitions, values, bad)
+        begin = LogStart.of_topic(name, start, f"The start of topic {name!r}")
+        self.topics[name] = Topic(self, name, fields, key, partitions, values, bad, begin)
         self.partitions[name] = partitions
         return self.topics[name]
 
@@ -461,37 +466,6 @@ class App(BackgroundApp):
         check_plan(plan)
         return plan
 
-    def dashboard(self, *panels: Panel) -> None:
-        """Declare what the page of `millstream ui` shows for this app, above what it shows for any.
-
-        Call it after the views that the panels show have been declared. It has no part in the
-        app's state or results, and may change from run to run.
-
-        Raises:
-            ConfigError: a panel shows a view or column that the app does not have in its own store.
-
-        Example::
-
-            clicks = ms.panels.Measure("Click rate", "clicked", per="shown", unit="percent")
-            app.dashboard(ms.panels.Lines("Click rate per minute", "ad_ctr", (clicks,)))
-        """
-        own = [output for output in self.outputs if output.spec == ViewSinkSpec()]
-        views = {output.name: [name for name, _ in output.schema] for output in own}
-        for panel in panels:
-            check_panel(panel, views)
-        self.panels = panels
-
-    def alerts(self, *rules: AlertRule) -> None:
-        """Have somebody told when a figure of the app is too large or too small: see :func:`millstream.alert`.
-
-        A run looks every 15 seconds, and at its end; for one that does not live see `millstream alert`.
-
-        Raises:
-            ConfigError: two rules have one name, or one is on a metric that an app does not have.
-        """
-        check_app_rules(rules)
-        self.alert_rules = rules
-
     def job(self) -> Job:
         """Describe the app to what runs it."""
         self.plan()  # an app without an output is refused before anything starts
@@ -513,6 +487,7 @@ class App(BackgroundApp):
             compile=compiled,
             dashboard=[to_plain(panel) for panel in self.panels],
             state=self._state_url,
+            starts={name: topic.start for name, topic in self.topics.items()},
         )
 
     def run(
@@ -521,6 +496,7 @@ class App(BackgroundApp):
         until: Until = "stopped",
         timeout: Duration | None = None,
         count: int | None = None,
+        start: str | datetime | Sequence[str] | None = None,
         on_progress: Callable[[Progress], None] | None = None,
         on_alarm: Callable[[str], None] | None = None,
         on_started: Callable[[], None] | None = None,
@@ -542,6 +518,8 @@ class App(BackgroundApp):
                 function of the Progress: until it gives True.
             timeout: Stop, after the current batch, when this long has passed.
             count: Stop, after the current batch, when this run has read so many records.
+            start: Where streams begin if the app has no state yet, instead of where their topics are declared to: a word
+                or a time as for :meth:`topic`, or ``"topic/partition/offset"`` of each partition that is named.
             on_progress: Called after every committed batch, in the order of batches.
             on_alarm: Called with an alarm's message; see ``late_alarm`` and ``dead_max``.
             on_started: Called when the run has begun: declaration and state fit, and batches may come.
@@ -582,6 +560,7 @@ class App(BackgroundApp):
             settings=dict(settings or {}),
             same_expressions=same_expressions,
             dead_max=self.dead_max,
+            start=asked_start(start),
             on_alarm=on_alarm,
             on_started=lambda _start: None if on_started is None else on_started(),
         )

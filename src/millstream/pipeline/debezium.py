@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import polars as pl
 
 from millstream.choices import choose
+from millstream.client.start_position import LogStart
 from millstream.errors import ConfigError
 from millstream.kernels.decode import Field
 from millstream.kernels.decode.captured import COMMITTED
@@ -215,6 +216,11 @@ def build_captured_table(
     names, columns = topic.app.names, columns_of(topic.fields)
     shape = StreamShape(columns, names=names)
     _check_table(topic, key, shape)
+    if topic.start != LogStart():
+        raise ConfigError(
+            f"The table {topic.name!r} is one of a database, and has a start. Its rows are those of all its records: leave "
+            "the start out, or read the topic as a stream."
+        )
     event_time = None
     if not captured or time is not None:
         event_time = _event_time(topic, time, watermark, by_transactions=group is not None)

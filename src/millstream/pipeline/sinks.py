@@ -58,7 +58,7 @@ class SinkBuilder:
     ) -> Output:
         """Make a view; see :meth:`Stream.view`."""
         require_text(name, "A view's name", "per_minute")
-        columns = self._view_key(name, key)
+        columns = self.view_key(name, key)
         address = parse_store(store or self.app.views, what=f"The store of the view {name!r}")
         postgres = address is not None or is_database(self.app.store)
         if postgres:
@@ -101,7 +101,7 @@ class SinkBuilder:
             return False
         return any(set(one) <= set(key) for one in shape.row_keys)
 
-    def _view_key(self, name: str, key: str | Sequence[str] | None) -> tuple[str, ...]:
+    def view_key(self, name: str, key: str | Sequence[str] | None) -> tuple[str, ...]:
         """Return the key of a view: the given one, or the columns that distinguish windows and keys."""
         shape = self.shape
         if shape.is_table:

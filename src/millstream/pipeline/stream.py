@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import EllipsisType
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Self, get_args
 
 import polars as pl
 
@@ -52,6 +52,7 @@ from millstream.pipeline.upserts import (
     build_latest,
     build_upserts,
     check_all_kept,
+    check_may_expire,
     check_never_expires,
     not_deleted,
     table_shape,
@@ -142,6 +143,32 @@ class Stream(EventCollection):
         return replace(self, shape=replace(self.shape, key=key))
 
     # ── tables ──────────────────────────────────────────────────────────────────────────────
+
+    def view(
+        self,
+        name: str,
+        *,
+        key: str | Sequence[str] | None = None,
+        store: str | None = None,
+        ttl: Duration | None = None,
+    ) -> Self:
+        """Keep the stream as a view: a table with the latest row per key, read with ``ms.view``.
+
+        Args:
+            key, store: As for the view of any table: see :meth:`Table.view`.
+            ttl: Delete rows in event time: that of a window once the watermark has reached its end plus ``ttl``, another
+                once the watermark is above its time plus ``ttl``. Of two rows of a key the one with the later event time
+                counts; one that has expired when it comes is not shown. See docs/views.md.
+
+        Raises:
+            ConfigError: there is no key, or the name is taken; with ``ttl``, rows may be replaced or taken back.
+        """
+        if ttl is None:
+            return super().view(name, key=key, store=store)
+        check_may_expire(name, self.shape)
+        columns = self._sinks.view_key(name, key)
+        self.table(columns, ttl=ttl, name=f"rows of {name}").view(name, store=store)
+        return self
 
     def table(
         self,

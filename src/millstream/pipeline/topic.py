@@ -8,6 +8,7 @@ from typing import get_args
 
 from millstream.choices import choose
 from millstream.client import connect
+from millstream.client.start_position import LogStart
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
 from millstream.kernels.decode import Field
@@ -48,6 +49,7 @@ class Topic:
     partitions: int
     values: ValueFormat = JSON
     bad: BadRecordPolicy = "dead-letter"
+    start: LogStart = field(default_factory=LogStart)
     cell: int = field(default_factory=cell_run)
 
     def __repr__(self) -> str:

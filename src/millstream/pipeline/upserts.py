@@ -171,6 +171,15 @@ def check_all_kept(
         )
 
 
+def check_may_expire(view: str, shape: StreamShape) -> None:
+    """Make sure that no ttl is asked of a view of rows that may be replaced or taken back."""
+    if shape.mode not in (None, "final"):
+        raise ConfigError(
+            f"The view {view!r} has a ttl and comes after rows that may be replaced or taken back: one that has expired "
+            'would have to be kept, to know what becomes of it. Emit "final" above, or leave the ttl out.'
+        )
+
+
 def check_never_expires(ttl: Duration | None) -> None:
     """Make sure that no ttl is asked of a table of rows that may be taken back."""
     if ttl is not None:

@@ -20,6 +20,9 @@ TOPIC_IDS = "topic_ids"
 LOG_BROKERS = "log_brokers"
 """The description of the brokers whose log an app reads: ``address``, without its options. Empty: the log is a folder."""
 
+FIRST_OFFSETS = "first_offsets"
+"""The description of where an app began to read its topics, of those that it did not read from their first record."""
+
 SOURCE_OFFSET = "source_offset"
 """Where the status of a run without Spark has the source offset after the last batch."""
 

@@ -16,7 +16,13 @@ from millstream.connectors.sinks.connector import RefusedRecord, WrittenBatch
 from millstream.connectors.sinks.record_batches import RecordBatches
 from millstream.connectors.sinks.sink_note import BatchNote
 from millstream.connectors.sinks.urls import sink_connector_of
-from millstream.errors import ConfigError, ConflictError, FencedError, RetriableError
+from millstream.errors import (
+    ConfigError,
+    ConflictError,
+    FencedError,
+    OffsetOutOfRangeError,
+    RetriableError,
+)
 from millstream.testing.connectors import SinkContract
 
 
@@ -166,6 +172,32 @@ def test_a_new_sink_may_begin_with_the_next_record(tmp_path):
     _send(tmp_path, {"n": 2})
     _run(store, tmp_path, start="latest")
     assert store.taken == [{"n": 2}]
+
+
+def test_a_new_sink_may_begin_at_an_offset_or_a_time_and_goes_on_from_where_it_is(tmp_path):
+    _send(tmp_path, *({"n": n} for n in range(4)))
+    store = Store()
+    _run(store, tmp_path, start={0: 2})
+    with ms.connect(tmp_path) as log:
+        log.delete_records("t", 0, 3)  # its start is not asked for again
+    _send(tmp_path, {"n": 4})
+    _run(store, tmp_path, start={0: 2})
+    assert store.taken == [{"n": 2}, {"n": 3}, {"n": 4}]
+    with pytest.raises(
+        OffsetOutOfRangeError, match=r"start is offset 2 of t/0, which holds \[3, 5\)"
+    ):
+        ms.sink(Store().connector(), topic="t", log=tmp_path, name="b", start={0: 2}).run(
+            until="caught-up"
+        )
+    ahead = Store()
+    _run_as("c", ahead, tmp_path, start="2500-01-01")
+    _send(tmp_path, {"n": 5})
+    _run_as("c", ahead, tmp_path, start="2500-01-01")
+    assert ahead.taken == [{"n": 5}]
+
+
+def _run_as(name, store, log, **settings):
+    ms.sink(store.connector(), topic="t", log=log, name=name, **settings).run(until="caught-up")
 
 
 def test_a_name_is_of_one_topic_one_store_and_no_source(tmp_path):

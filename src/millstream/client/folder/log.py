@@ -18,13 +18,14 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from millstream.client.consumer import Consumer, StartPosition
+from millstream.client.consumer import Consumer
 from millstream.client.folder.consumer import FolderConsumer
 from millstream.client.folder.groups import FolderGroups
 from millstream.client.folder.producer import FolderProducer
 from millstream.client.groups import Lag, lag_of
 from millstream.client.log import EventLog, check_prefix
 from millstream.client.producer import ProducerSettings
+from millstream.client.start_position import StartPosition
 from millstream.client.topic_settings import topic_settings
 from millstream.durations import Duration
 from millstream.errors import FencedError, FolderOwnedError

@@ -10,7 +10,7 @@ from typing import Literal, NoReturn
 import pyarrow as pa
 
 from millstream.client.address import KafkaAddress
-from millstream.client.consumer import Consumer, StartPosition
+from millstream.client.consumer import Consumer
 from millstream.client.groups import Lag, lag_of
 from millstream.client.kafka.cluster import Cluster
 from millstream.client.kafka.consumer import KafkaConsumer
@@ -21,6 +21,7 @@ from millstream.client.kafka.reader import KafkaReader
 from millstream.client.kafka.shared.producer import SharedProducer, why_not_shared
 from millstream.client.log import EventLog, check_prefix
 from millstream.client.producer import ProducerSettings
+from millstream.client.start_position import StartPosition
 from millstream.client.topic_settings import topic_settings
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError, TopicExistsError

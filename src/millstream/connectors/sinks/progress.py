@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -84,7 +84,7 @@ class SinkProgress:
     topic_id: str
     connector: SinkConnector
     token: str
-    first: Mapping[int, int]
+    first: Callable[[], Mapping[int, int]]
     again: bool = False
     state: SinkPosition = field(default_factory=lambda: SinkPosition(secrets.token_hex(4)))
     _begun: str = ""
@@ -126,7 +126,8 @@ class SinkProgress:
                 self._producer.flush()
             said = self._read()
             if said is None or self._was_mistaken(said):
-                self.state = replace(self.state, first=self.first, positions=self.first)
+                first = self.first()
+                self.state = replace(self.state, first=first, positions=first)
                 self._note(self.state)
             else:
                 self._check(said)

@@ -18,6 +18,7 @@ from millstream.choices import choose
 from millstream.client.default_log import default_log
 from millstream.client.log import EventLog
 from millstream.client.open import connect
+from millstream.client.start_position import LogStart, StartPosition
 from millstream.connectors.sinks.connector import (
     RecordsToWrite,
     SinkConnector,
@@ -30,7 +31,6 @@ from millstream.errors import ConfigError, ConflictError, RetriableError, Unknow
 from millstream.log.clocks import wall_clock_ms
 
 SinkUntil = Literal["stopped", "caught-up"]
-SinkStart = Literal["earliest", "latest"]
 SinkState = Literal["writing", "idle", "retrying"]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 _IDLE_S = 1.0
@@ -66,7 +66,7 @@ class SinkRun:
     topic: str
     log: Path | str
     name: str
-    start: SinkStart = "earliest"
+    start: LogStart = field(default_factory=LogStart)
     clock_ms: Callable[[], int] = wall_clock_ms
     token: str = field(default_factory=lambda: secrets.token_hex(8))
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -129,7 +129,15 @@ class SinkRun:
             )
         given = self.connector
         batches = RecordBatches(log, self.topic, info.topic_id, given.records_max, given.bytes_max)
-        first = {} if self.start == "earliest" else dict(enumerate(log.end_offsets(self.topic)))
+
+        def first() -> dict[int, int]:
+            if (
+                self.start == LogStart()
+            ):  # what retention removes before the first batch is not missed
+                return {}
+            reader = log.reader({self.topic: info.topic_id})
+            return dict(enumerate(self.start.offsets_in(reader, self.topic, "start")))
+
         progress = SinkProgress(
             log, self.name, self.topic, info.topic_id, given, self.token, first, self._has_begun
         )
@@ -252,7 +260,7 @@ def sink(
     topic: str,
     log: Path | str | None = None,
     name: str | None = None,
-    start: SinkStart = "earliest",
+    start: StartPosition | LogStart = "earliest",
 ) -> SinkRun:
     """Write the records of a topic to something outside. Call :meth:`SinkRun.run` on the result.
 
@@ -268,7 +276,8 @@ def sink(
         log: The folder of the log, or ``kafka://host:port``; by default that of MILLSTREAM_LOG, or ``./data``.
         name: Under which it is kept how far the topic was written, in the topic ``<name>.positions``; by default that of the
             topic and the connector's kind. Dead letters go to ``<name>.dead``.
-        start: Where a new sink begins: "earliest" is the first record of the topic, "latest" the next one.
+        start: Where a new sink begins: "earliest" is the first record of the topic, "latest" the next one; or a datetime
+            or its ISO text, or offsets by partition. See docs/guide/positions.md.
 
     Raises:
         ConfigError: the URL is of nothing that can be written to, or an option is not possible.
@@ -278,7 +287,6 @@ def sink(
 
         connector = sink_connector_of(connector, {})
     name = f"{topic}.{connector.kind}" if name is None else name
-    choose("start", start, get_args(SinkStart))
     for what, given in (("topic", topic), ("name", name)):
         if not isinstance(given, str) or not _NAME.fullmatch(given):
             raise ConfigError(
@@ -288,4 +296,5 @@ def sink(
         raise ConflictError(
             f"topic is {topic!r}, where the sink {name!r} keeps its own. Give another name."
         )
-    return SinkRun(connector, topic, default_log() if log is None else log, name, start)
+    begin = start if isinstance(start, LogStart) else LogStart.of_topic(topic, start, "start")
+    return SinkRun(connector, topic, default_log() if log is None else log, name, begin)

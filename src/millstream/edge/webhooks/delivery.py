@@ -30,8 +30,8 @@ from typing import Literal
 from urllib.parse import quote, urlsplit
 
 from millstream.client import EventLog, connect
-from millstream.client.consumer import StartPosition
 from millstream.client.json_record import record_as_json
+from millstream.client.start_position import StartPosition
 from millstream.edge.webhooks.dead_letter_writer import DeadLetterWriter
 from millstream.edge.webhooks.endpoint import EndpointConnection, EndpointResponse, parse_url
 from millstream.edge.webhooks.offset_tracker import OffsetTracker

@@ -59,7 +59,7 @@ class SourceSpec:
 
     ``stop_request``, ``stop_acknowledged`` and ``event_times`` are files: see :class:`LogPlanner`.
     ``heartbeat_ms``: how often operators need a batch that only advances time. ``frame_files`` takes
-    large frames.
+    large frames. ``first_offsets`` say where partitions begin, of topics that do not begin at their first record.
     """
 
     log: Path | str = field(repr=False)  # an option of kafka:// may be a password
@@ -72,6 +72,7 @@ class SourceSpec:
     event_times: Path
     heartbeat_ms: int | None
     frame_files: FrameFiles
+    first_offsets: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -120,16 +121,17 @@ class LogPlanner:
         self._checked_deletions = False
 
     def initial_offset(self, starts: Mapping[str, Sequence[int]] | None = None) -> dict[str, Any]:
-        """Return the offset before all records of the log, or before those at ``starts``, by topic and partition."""
-        if starts is None:
-            starts = {
-                source.topic: [start for start, _ in self._log.offsets(source.topic)]
-                for source in self._spec.sources
-            }
-        topics = {
-            source.topic: tuple(PartitionProgress(start, 0) for start in starts[source.topic])
-            for source in self._spec.sources
-        }
+        """Return the offset before the records at ``starts``, by topic and partition.
+
+        By default before those at the ``first_offsets`` of the settings, and before all records of other partitions.
+        """
+        given = self._spec.first_offsets if starts is None else starts
+        topics = {}
+        for source in self._spec.sources:
+            known = given.get(source.topic, ())
+            others = self._log.offsets(source.topic)[len(known) :]
+            begins = (*known, *(start for start, _ in others))
+            topics[source.topic] = tuple(PartitionProgress(start, 0) for start in begins)
         removals: dict[str, tuple[int, ...]] = dict.fromkeys(self._tables, ())
         offset = SourceOffset(0, topics, {}, topic_ids=self._topic_ids, removals=removals)
         return self._with_removals(offset).to_json()

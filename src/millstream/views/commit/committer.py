@@ -439,6 +439,8 @@ class BatchCommitter:
         if not self.state_store.is_next(fence):
             return False
         result.check_balance(self.plan, self.position)
+        if batch_id == 0:
+            result.position = merge_positions(self.position, result.position)
         part = SinkBatch(result.rows, result.position, result.staged)
         participants = [sink for sink in self.sinks if sink.participates(part)]
         for sink in participants:
@@ -456,6 +458,13 @@ class BatchCommitter:
         )
         self._position = merge_positions(self.position, result.position)
         return committed
+
+    def begin_at(self, offsets: Mapping[str, Sequence[int]]) -> None:
+        """Begin the first batch at some offsets, by topic and partition: they become a part of its position."""
+        self._position = {
+            topic: {str(number): offset for number, offset in enumerate(begins)}
+            for topic, begins in offsets.items()
+        }
 
     @property
     def position(self) -> Position:
