@@ -88,7 +88,13 @@ class Job:
         return self.folder.absolute() / "frames"
 
     def source_spec(
-        self, plan: JobPlan, *, rows_max: int, tasks: int, frame_files: FrameFiles
+        self,
+        plan: JobPlan,
+        *,
+        rows_max: int,
+        tasks: int,
+        frame_files: FrameFiles,
+        planner_reads: bool = True,
     ) -> SourceSpec:
         """Return the settings of the source of a plan."""
         return SourceSpec(
@@ -102,6 +108,7 @@ class Job:
             event_times=self.event_times,
             heartbeat_ms=plan.heartbeat_ms,
             frame_files=frame_files,
+            planner_reads=planner_reads,
         )
 
 
