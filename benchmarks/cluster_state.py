@@ -247,9 +247,20 @@ def show(found: dict[str, list[Phase]]) -> None:
             times = [spread(each, 0) for each in (phase.ms, phase.cpu_ms)]
             rates = [f"{rate:,.0f}", f"{per_cpu_s:,.0f}"]
             rows.append([side, phase.name, *times, *rates, waited, asked])
-    header = ["side", "batches", "ms", "CPU ms", "rows/s", "rows per CPU s", "S3 ms", "S3, of a batch"]
+    header = [
+        "side",
+        "batches",
+        "ms",
+        "CPU ms",
+        "rows/s",
+        "rows per CPU s",
+        "S3 ms",
+        "S3, of a batch",
+    ]
     table("median of a batch (range); S3 ms: waiting for its answers", header, rows)
-    small = {side: phase for side, phases in found.items() for phase in phases if phase.name == "small"}
+    small = {
+        side: phase for side, phases in found.items() for phase in phases if phase.name == "small"
+    }
     if "laptop" in small:
         laptop_ms = statistics.median(small["laptop"].ms)
         for side in (side for side in small if side.startswith("ours")):

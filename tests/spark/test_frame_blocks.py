@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import functions as F
 
 import millstream as ms
-from millstream.engine.stages.executor import BucketInput
 from millstream.engine.source.planner import read_planned
+from millstream.engine.stages.executor import BucketInput
 from millstream.errors import RetriableError
 from millstream.kernels.frames import PORT_LEDGER, FrameRow
 from millstream.kernels.plan import JobPlan
@@ -102,7 +102,11 @@ def test_small_batches_are_read_by_the_driver_where_executors_are_on_other_machi
     assert not read
     monkeypatch.setattr(job, "shares_disk", lambda *_: False)
     monkeypatch.setattr(job, "is_one_machine", lambda _: False)
-    runs = [(0, 3000, 1500), (3000, 9000, 9000), (9000, EVENTS, 1500)]  # the second batch is not small
+    runs = [
+        (0, 3000, 1500),
+        (3000, 9000, 9000),
+        (9000, EVENTS, 1500),
+    ]  # the second batch is not small
     for first, end, rows in runs:
         send(cluster, range(first, end))
         declare(cluster).run(until="caught-up", rows_per_batch=rows)
