@@ -40,6 +40,7 @@ from s3_server import SECRET, USER, environment, s3_server
 from state_growth import AppFeeder, Event, Feeder, discard, lines, start, values
 
 import millstream as ms
+from millstream.testing.postgres import PostgresServer
 
 SMALL_ROWS = 1_000
 SIDES = ("laptop", "ours-2", "ours-4", "peer-2", "peer-4")
@@ -115,6 +116,8 @@ def measured(feeder: AppFeeder | Feeder, options: argparse.Namespace, requests) 
 
 def ours(folder: Path, options: argparse.Namespace, master: str | None, cores: int) -> list[Phase]:
     place = {} if master is None else {"state": "s3://bucket/state", "local": folder / "local"}
+    if master is not None and options.postgres:
+        place["store"] = os.environ["BENCH_STORE"]
     app = ms.App("bench", log=folder / "log", buckets=4, **place)
     stream = app.topic("events", Event, partitions=1).stream(time="at")
     windowed = stream.window(ms.tumbling("1000 days"), by="k").emit("update")
@@ -193,6 +196,9 @@ def run_side(side: str, folder: Path, options: argparse.Namespace) -> list[Phase
         (folder / "s3").mkdir()
         port = opened.enter_context(s3_server(folder / "s3", "bucket"))
         os.environ |= environment(port) | {"MILLSTREAM_CACHE": str(folder / "cache")}
+        if options.postgres:
+            server = opened.enter_context(PostgresServer(fsync="on"))
+            os.environ["BENCH_STORE"] = server.url()
         master = open_cluster(folder / "cluster", int(executors), opened)
         return {"ours": ours, "peer": peer}[engine](folder, options, master, int(executors))
 
@@ -207,6 +213,9 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=30, help="small batches that do not count")
     parser.add_argument("--batches", type=int, default=20, help="small batches that count")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument(
+        "--postgres", action="store_true", help="ours with its state store in PostgreSQL"
+    )
     parser.add_argument("--s3a", help="folder with the jars of hadoop-aws, for the peer")
     parser.add_argument("--contender", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -232,15 +241,43 @@ def show(found: dict[str, list[Phase]]) -> None:
         for phase in phases:
             rate = phase.rows / statistics.median(phase.ms) * 1000
             per_cpu_s = phase.rows / statistics.median(phase.cpu_ms) * 1000
-            names = {name: None for each in phase.requests for name in each}
-            asked = ", ".join(
-                f"{statistics.median(each.get(name, 0) for each in phase.requests):,.0f} {name}"
-                for name in names
-            )
+            names = {name: None for each in phase.requests for name in each if name != "wait_us"}
+            asked = ", ".join(f"{median_of(phase, name):,.0f} {name}" for name in names)
+            waited = f"{store_wait_ms(phase):,.1f}" if names else ""
             times = [spread(each, 0) for each in (phase.ms, phase.cpu_ms)]
-            rows.append([side, phase.name, *times, f"{rate:,.0f}", f"{per_cpu_s:,.0f}", asked])
-    header = ["side", "batches", "ms", "CPU ms", "rows/s", "rows per CPU s", "S3, of a batch"]
-    table("median of a batch (range)", header, rows)
+            rates = [f"{rate:,.0f}", f"{per_cpu_s:,.0f}"]
+            rows.append([side, phase.name, *times, *rates, waited, asked])
+    header = [
+        "side",
+        "batches",
+        "ms",
+        "CPU ms",
+        "rows/s",
+        "rows per CPU s",
+        "S3 ms",
+        "S3, of a batch",
+    ]
+    table("median of a batch (range); S3 ms: waiting for its answers", header, rows)
+    small = {
+        side: phase for side, phases in found.items() for phase in phases if phase.name == "small"
+    }
+    if "laptop" in small:
+        laptop_ms = statistics.median(small["laptop"].ms)
+        for side in (side for side in small if side.startswith("ours")):
+            took_ms, waited_ms = statistics.median(small[side].ms), store_wait_ms(small[side])
+            print(
+                f"A small batch of {side} takes {took_ms:.0f} ms, {waited_ms:.1f} of them waiting for S3: the rest is "
+                f"{(took_ms - waited_ms) / laptop_ms:.2f} times the laptop's {laptop_ms:.0f} ms."
+            )
+
+
+def median_of(phase: Phase, name: str) -> float:
+    return statistics.median(each.get(name, 0) for each in phase.requests)
+
+
+def store_wait_ms(phase: Phase) -> float:
+    """For how long a batch waits for the object store; that of all tasks, where it has several."""
+    return median_of(phase, "wait_us") / 1000
 
 
 if __name__ == "__main__":

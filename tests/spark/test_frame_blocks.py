@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import functions as F
 
 import millstream as ms
+from millstream.engine.source.planner import read_planned
 from millstream.engine.stages.executor import BucketInput
 from millstream.errors import RetriableError
 from millstream.kernels.frames import PORT_LEDGER, FrameRow
@@ -50,11 +51,12 @@ def declare(folder):
     return app
 
 
-def send(folder):
+def send(folder, numbers=range(EVENTS)):
     with ms.connect(folder) as log:
-        log.create_topic("events", partitions=2)
+        if numbers[0] == 0:
+            log.create_topic("events", partitions=2)
         with log.producer() as producer:
-            for i in range(EVENTS):
+            for i in numbers:
                 at = (START + timedelta(seconds=i // 8)).isoformat()
                 producer.send(
                     "events", f'{{"id":"{i % 9000}","user":{i % 37},"at":"{at}"}}', key=str(i % 37)
@@ -79,6 +81,38 @@ def test_an_app_gives_the_same_through_blocks_as_through_files(
     assert answer(files) == answer(blocks)
     assert sum(map(len, answer(blocks))) > 200
     assert not (blocks / "apps/counts/frames").exists()
+    assert not spark.sparkContext._jsc.sc().getPersistentRDDs().size()
+
+
+@pytest.mark.not_in_lane("thresholds", "the driver reads nothing itself there")
+@pytest.mark.timeout(300)
+def test_small_batches_are_read_by_the_driver_where_executors_are_on_other_machines(
+    spark, tmp_path, in_workers, monkeypatch
+):
+    here, cluster, read = tmp_path / "here", tmp_path / "cluster", []
+
+    def noted(spec, planned, batch_id):
+        rows = read_planned(spec, planned, batch_id)
+        read.append(rows is not None)
+        return rows
+
+    monkeypatch.setattr(job, "read_planned", noted)
+    send(here)
+    declare(here).run(until="caught-up", rows_per_batch=4000)
+    assert not read
+    monkeypatch.setattr(job, "shares_disk", lambda *_: False)
+    monkeypatch.setattr(job, "is_one_machine", lambda _: False)
+    runs = [
+        (0, 3000, 1500),
+        (3000, 9000, 9000),
+        (9000, EVENTS, 1500),
+    ]  # the second batch is not small
+    for first, end, rows in runs:
+        send(cluster, range(first, end))
+        declare(cluster).run(until="caught-up", rows_per_batch=rows)
+    # Spark reads the first batch, as no plan says where it begins.
+    assert read == [False, True, False, True, True]
+    assert answer(here) == answer(cluster)
     assert not spark.sparkContext._jsc.sc().getPersistentRDDs().size()
 
 
@@ -152,7 +186,7 @@ def echo(work):
 
 
 def test_tasks_get_the_frames_of_their_buckets_in_the_order_of_the_driver(spark, all_named):
-    blocks = FrameBlocks()
+    blocks = FrameBlocks(session=spark)
     rows = [(9, bucket, bytes([65 + n]) * (n + 1)) for n in range(6) for bucket in range(5)]
     named = blocks.collect(frames_of(spark, rows))
     named.append(FrameRow(9, 3, b"from the driver"))

@@ -96,7 +96,13 @@ class Job:
         return self.folder.absolute() / "frames"
 
     def source_spec(
-        self, plan: JobPlan, *, rows_max: int, tasks: int, frame_files: FrameFiles
+        self,
+        plan: JobPlan,
+        *,
+        rows_max: int,
+        tasks: int,
+        frame_files: FrameFiles,
+        planner_reads: bool = True,
     ) -> SourceSpec:
         """Return the settings of the source of a plan."""
         return SourceSpec(
@@ -111,6 +117,7 @@ class Job:
             heartbeat_ms=plan.heartbeat_ms,
             frame_files=frame_files,
             first_offsets=self.first_offsets,
+            planner_reads=planner_reads,
         )
 
 

@@ -12,9 +12,11 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
@@ -51,6 +53,7 @@ class CachedObjectStore:
     _uploads: OrderedDict[str, tuple[pa.Buffer, Future[None]]] = field(default_factory=OrderedDict)
     _deletes: list[Future[None]] = field(default_factory=list)
     _hits: int = 0
+    _waited_s: float = 0.0
 
     @classmethod
     def open(cls, url: str, folder: Path, size_max: int) -> CachedObjectStore:
@@ -64,7 +67,8 @@ class CachedObjectStore:
 
     @property
     def requests(self) -> RequestCounts:
-        return replace(self.client.counts, cache_hits=self._hits)
+        wait_us = round(self._waited_s * 1_000_000)
+        return replace(self.client.counts, cache_hits=self._hits, wait_us=wait_us)
 
     def put(self, name: str, write: Write) -> Stored:
         sink = pa.BufferOutputStream()
@@ -126,9 +130,19 @@ class CachedObjectStore:
     def _finish(self, name: str) -> None:
         _data, future = self._uploads[name]
         try:
-            future.result()
+            with self._waiting():
+                future.result()
         finally:
             del self._uploads[name]
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Count the time of a block, in which a caller waits for the store."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waited_s += time.monotonic() - began
 
     def _read_cached(self, name: str, extent: Extent) -> Loaded | None:
         """Return an extent of a cached file; None if it is not there, or not what it must be."""
@@ -168,7 +182,8 @@ class CachedObjectStore:
 
     def _get(self, name: str, extent: Extent) -> pa.Buffer:
         try:
-            whole = self.client.get(name)
+            with self._waiting():
+                whole = self.client.get(name)
         except FileNotFoundError:
             raise wrong_size(f"{self.url}/{name}", extent, 0) from None
         if not (whole.size == extent.end if extent.whole else whole.size >= extent.end):

@@ -20,7 +20,8 @@ Write = Callable[["pa.NativeFile | BinaryIO"], object]
 class RequestCounts:
     """How often, and with how many bytes, an object store was asked. A try that failed is a request, too.
 
-    ``cache_hits`` are the reads that its cache answered, so that it was not asked.
+    ``cache_hits`` are the reads that its cache answered, so that it was not asked. ``wait_us`` is for how long
+    those who use the store have waited for its answers: what went on beside their work is not in it.
     """
 
     puts: int = 0
@@ -31,6 +32,7 @@ class RequestCounts:
     bytes_up: int = 0
     bytes_down: int = 0
     cache_hits: int = 0
+    wait_us: int = 0
 
     def __add__(self, other: RequestCounts) -> RequestCounts:
         return RequestCounts(

@@ -99,11 +99,12 @@ class FrameBlocks:
     """The frames of the batch in hand. Not thread-safe: batches run one at a time.
 
     ``sources_repeat``: what makes the rows of a batch from its sources may run twice, as it has no state of Spark's own.
+    ``session`` is that of the batch.
     """
 
     sources_repeat: bool = False
+    session: SparkSession | None = None
     _tables: list[DataFrame] = field(default_factory=list)
-    _session: SparkSession | None = None
     _was_small: bool = False  # the last batch had no large frame when it was read
 
     def read(self, frames: DataFrame) -> list[FrameRow]:
@@ -138,7 +139,6 @@ class FrameBlocks:
 
     def _index(self, kept: DataFrame, table: int) -> list[FrameRow]:
         """Return the rows of a table, with the large frames by name."""
-        self._session = kept.sparkSession
         index: list[Any] = kept.select(*self._index_columns).collect()
         return [
             FrameRow(
@@ -225,7 +225,7 @@ class FrameBlocks:
         """
         part_of = {work.bucket: number for number, part in enumerate(parts) for work in part}
         tables = {name.table for part in parts for work in part for name in _names(work.rows)}
-        assert self._session is not None, "the sources have been read"
+        assert self.session is not None, "a batch has begun"
         packed = [pickle.dumps(list(part)) for part in parts]
         numbers = range(len(parts))
         work = pa.table(
@@ -236,7 +236,7 @@ class FrameBlocks:
                 "frame": pa.array(packed, pa.binary()),
             }
         )
-        rows = self._session.createDataFrame(work, _WORK_SCHEMA)
+        rows = self.session.createDataFrame(work, _WORK_SCHEMA)
         # One call to the JVM, however many buckets there are.
         places = ",".join(str(part_of.get(bucket, 0)) for bucket in range(max(part_of) + 1))
         part = F.expr(f"get(array({places}), bucket)").alias(_PART)

@@ -19,6 +19,7 @@ from millstream.engine.job import BegunRun, Job, RunOptions, create_topics, run_
 from millstream.engine.machine import cores_available
 from millstream.engine.source.event_times import EventTimesFile
 from millstream.engine.source.offsets import planned_offset
+from millstream.engine.source.planner import SourceSpec, read_planned
 from millstream.engine.stages.executor import StageExecutor
 from millstream.errors import ConfigError, FencedError
 from millstream.kernels.frames import plain_schema
@@ -31,6 +32,7 @@ from millstream.spark.failures import to_millstream_error
 from millstream.spark.frame_blocks import FrameBlocks
 from millstream.spark.frame_tasks import FrameTasks
 from millstream.spark.output_tasks import OutputTasks
+from millstream.spark.runtime import internals
 from millstream.spark.runtime.session import start_session, stop_session
 from millstream.spark.serializable import check_serializable
 from millstream.spark.sink import CommitSink
@@ -116,9 +118,10 @@ def to_spark(job: Job) -> DataFrame:
     create_topics(job)
     spark = start_session(job.app, folder=job.folder)
     frame_files = FrameFiles(None)  # the end of a batch of the user's query is not known
-    frames = build_frames(
-        spark, job, plan, rows_max=1_000_000, tasks=cores_available(), frame_files=frame_files
+    spec = job.source_spec(
+        plan, rows_max=1_000_000, tasks=cores_available(), frame_files=frame_files
     )
+    frames = build_frames(spark, plan, spec)
     schema = plain_schema(dict(plan.sinks[0].schema))
     return to_dataframe(frames, plan.sinks[0].port, schema, frame_files)
 
@@ -141,23 +144,14 @@ def is_one_machine(master: str | None) -> bool:
     return master is None or re.fullmatch(r"local(\[.*\])?", master) is not None
 
 
-def build_frames(
-    spark: SparkSession,
-    job: Job,
-    plan: JobPlan,
-    *,
-    rows_max: int,
-    tasks: int,
-    frame_files: FrameFiles,
-) -> DataFrame:
+def build_frames(spark: SparkSession, plan: JobPlan, spec: SourceSpec) -> DataFrame:
     """Return what is before the stages as a streaming DataFrame of frames: sources and native steps."""
-    spec = job.source_spec(plan, rows_max=rows_max, tasks=tasks, frame_files=frame_files)
     spark.dataSource.register(LogSource)
     frames = spark.readStream.format(SOURCE_NAME).option("spec", to_option(spec)).load()
     for source in plan.frames:
-        frames = add_dataframe(frames, source, plan.buckets, frame_files)
+        frames = add_dataframe(frames, source, plan.buckets, spec.frame_files)
     for native in plan.natives:  # after all sources: its rows may come from any
-        frames = add_native_step(frames, native, plan.buckets, frame_files)
+        frames = add_native_step(frames, native, plan.buckets, spec.frame_files)
     return frames
 
 
@@ -204,15 +198,20 @@ class _Query:
         # They are few rows: writing and compiling code for them takes longer than to do without, in each batch.
         mode = "NO_CODEGEN" if only_frames else "FALLBACK"
         self.spark.conf.set("spark.sql.codegen.factoryMode", mode)
+        self._set_checkpoint_manager(only_frames=only_frames)
         whole_stage = self.spark.conf.get(_WHOLE_STAGE) or "true"
-        frames = build_frames(
-            self.spark,
-            self.begun.job,
+        # To hand its frames to the executors and back would take a task there longer than to read it here.
+        here = only_frames and not is_one_machine(self.begun.options.master)
+        spec = self.begun.job.source_spec(
             self.begun.plan,
             rows_max=self.begun.options.rows_per_batch,
             tasks=self.begun.options.cores or cores_available(),
             frame_files=self.sink.frame_files,
+            planner_reads=not here,
         )
+        if here:
+            self.sink.read_here = partial(read_planned, spec, self.sink.planned_offset)
+        frames = build_frames(self.spark, self.begun.plan, spec)
         if self.begun.plan.stages:
             self.sink.stages = self._stages()
         if tasks_write_outputs(self.begun.options.master):
@@ -233,6 +232,19 @@ class _Query:
             return writer.start()  # the query has a copy of the settings
         finally:
             self.spark.conf.set(_WHOLE_STAGE, whole_stage)
+
+    def _set_checkpoint_manager(self, *, only_frames: bool) -> None:
+        """On a cluster, have Spark write a checkpoint as on one machine, if nobody but this machine writes into it.
+
+        With native steps, executors do, perhaps on a file system where a rename is not atomic.
+        """
+        options, name = self.begun.options, internals.CHECKPOINT_MANAGER_SETTING
+        if is_one_machine(options.master) or name in (options.settings or {}):
+            return
+        if only_frames:
+            self.spark.conf.set(name, internals.LOCAL_CHECKPOINT_MANAGER)
+        else:
+            self.spark.conf.unset(name)  # an app before this one may have set it
 
     def _stages(self) -> StageExecutor:
         sink = self.sink

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +16,23 @@ if TYPE_CHECKING:
 
 @dataclass
 class CommitSink(BatchRunner):
-    """Spark calls it with every batch: it collects the rows, of which large frames may stay in ``blocks``."""
+    """Spark calls it with every batch: it collects the rows, of which large frames may stay in ``blocks``.
+
+    ``read_here`` returns the rows of a batch without Spark, if it is so small that this process reads it; else None.
+    """
 
     blocks: FrameBlocks | None = None
+    read_here: Callable[[int], Sequence[FrameRow] | None] = lambda _batch_id: None
 
     def __call__(self, frames: DataFrame, batch_id: int) -> None:
-        self.run(batch_id, lambda: self._collect(frames))
+        self.run(batch_id, lambda: self._collect(frames, batch_id))
 
-    def _collect(self, frames: DataFrame) -> Sequence[FrameRow]:
+    def _collect(self, frames: DataFrame, batch_id: int) -> Sequence[FrameRow]:
+        if self.blocks is not None:
+            self.blocks.session = frames.sparkSession
+        rows = self.read_here(batch_id)
+        if rows is not None:
+            return rows
         return collect(frames) if self.blocks is None else self.blocks.read(frames)
 
 

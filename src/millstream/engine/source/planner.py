@@ -8,7 +8,7 @@ into buckets before anything reaches Spark: see :mod:`millstream.kernels.ingest`
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -47,8 +47,8 @@ _ARROW_SCHEMA = pa.schema([("port", pa.int32()), ("bucket", pa.int32()), ("frame
 _DETAILS = ("offset", "key", "headers", "value")
 _TASK_ROWS_MIN = 20_000
 _YIELD_BYTES = 64 << 20
-# A batch up to these limits is read by the planner. A task in a Python worker costs tens of milliseconds
-# besides its work; the planner takes about 10 for a batch of 1,000 small records.
+# A batch up to these limits is read by the planner or the sink. A task in a Python worker costs tens of milliseconds
+# besides its work; these take about 10 for a batch of 1,000 small records.
 _DRIVER_ROWS_MAX = 5_000
 _DRIVER_BYTES_MAX = 8 << 20
 
@@ -60,6 +60,7 @@ class SourceSpec:
     ``stop_request``, ``stop_acknowledged`` and ``event_times`` are files: see :class:`LogPlanner`.
     ``heartbeat_ms``: how often operators need a batch that only advances time. ``frame_files`` takes
     large frames. ``first_offsets`` say where partitions begin, of topics that do not begin at their first record.
+    ``planner_reads``: the planner reads small batches; else the sink does.
     """
 
     log: Path | str = field(repr=False)  # an option of kafka:// may be a password
@@ -73,6 +74,7 @@ class SourceSpec:
     heartbeat_ms: int | None
     frame_files: FrameFiles
     first_offsets: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    planner_reads: bool = True
 
 
 @dataclass(frozen=True)
@@ -91,8 +93,8 @@ class Task:
 class LogPlanner:
     """Decides where batches begin and end. Lives as long as the query, in one process.
 
-    It also reads small batches, and gives their frames to Spark together with the plan, which saves a task
-    in a worker. Workers read all other batches. Both run the same code over the same offsets.
+    Unless the sink does so, it also reads small batches, and gives their frames to Spark together with the plan,
+    which saves a task in a worker. Workers read all other batches. All run the same code over the same offsets.
 
     A request to stop is a file, which the planner checks between batches: from then on it plans no further
     batch, and writes the file ``stop_acknowledged``. As batches run one after the other, the last one is
@@ -180,22 +182,11 @@ class LogPlanner:
     def read_on_driver(
         self, start: dict[str, Any], end: dict[str, Any]
     ) -> Iterator[pa.RecordBatch] | None:
-        """Return a small batch's frames, read here; None lets workers read it.
-
-        After an error here, too, workers read it: there the error is retried, and reported as for all
-        batches.
-        """
-        tasks = self.partitions(start, end)
-        if start == end or len(tasks) > 1:  # Spark calls once with an empty range, at the start
+        """Return a small batch's frames, read here: see :func:`read_small`; None lets others read it."""
+        if not self._spec.planner_reads:
             return None
-        (task,) = tasks
-        if sum(split.end - split.start for split in task.splits) > _DRIVER_ROWS_MAX:
-            return None
-        try:
-            rows = _within(run_task(self._spec, task, _DRIVER_BYTES_MAX), _DRIVER_BYTES_MAX)
-            return iter(list(record_batches(rows)))
-        except Exception:  # noqa: BLE001 - see above
-            return None
+        rows = read_small(self._spec, start, end)
+        return None if rows is None else iter(list(record_batches(iter(rows))))
 
     def read(self, task: Task) -> Iterator[pa.RecordBatch]:
         """Read a task's records, in a worker."""
@@ -273,6 +264,37 @@ def plan_tasks(spec: SourceSpec, start: dict[str, Any], end: dict[str, Any]) -> 
     planned = tuple(after.time_of(source) for source in spec.sources)
     divided = divide(before, after, spec.sources, tasks=spec.tasks, rows_min=_TASK_ROWS_MIN)
     return [Task(tuple(splits), planned, after.topic_ids, after.removals) for splits in divided]
+
+
+def read_small(
+    spec: SourceSpec, start: dict[str, Any], end: dict[str, Any]
+) -> list[FrameRow] | None:
+    """Return the frames of a small batch, read in this process; None lets workers read it.
+
+    After an error here, too, workers read it: there the error is retried, and reported as for all
+    batches.
+    """
+    tasks = plan_tasks(spec, start, end)
+    if start == end or len(tasks) > 1:  # Spark calls once with an empty range, at the start
+        return None
+    (task,) = tasks
+    if sum(split.end - split.start for split in task.splits) > _DRIVER_ROWS_MAX:
+        return None
+    try:
+        return list(_within(run_task(spec, task, _DRIVER_BYTES_MAX), _DRIVER_BYTES_MAX))
+    except Exception:  # noqa: BLE001 - see above
+        return None
+
+
+def read_planned(
+    spec: SourceSpec, planned: Callable[[int], dict[str, Any] | None], batch_id: int
+) -> list[FrameRow] | None:
+    """Return the frames of a batch as :func:`read_small`; ``planned`` says at which offset a batch ends.
+
+    None, too, where it does not: the first batch of a job begins where no other has ended.
+    """
+    start, end = planned(batch_id - 1), planned(batch_id)
+    return None if start is None or end is None else read_small(spec, start, end)
 
 
 def _check_deletions(

@@ -34,6 +34,7 @@ from pyspark.sql import SparkSession
 from millstream.errors import ConfigError, EnvironmentProblem
 
 ROCKSDB_PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+CHECKPOINT_MANAGER_SETTING = "spark.sql.streaming.checkpointFileManagerClass"
 # The default manager starts a process for each file that it touches. This one renames files, which
 # is atomic on a local file system and on no other.
 LOCAL_CHECKPOINT_MANAGER = (

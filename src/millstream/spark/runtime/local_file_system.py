@@ -58,7 +58,7 @@ public class LocalFilesWithoutFork extends LocalFileSystem {
 
 
 def install_local_files(spark: SparkSession) -> None:
-    """Install a file system for ``file:`` that starts no processes in the JVM of a local session.
+    """Install a file system for ``file:`` that starts no processes in the JVM of a session, which is the driver's.
 
     It replaces the one in Hadoop's cache of file systems.
     """

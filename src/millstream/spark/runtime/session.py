@@ -252,10 +252,10 @@ def _start(
         on_phase("starting Spark")
         with internals.environment(PYSPARK_PYTHON=_worker_python(scratch)):
             spark = internals.open_session(settings, gateway)
+        local_file_system.install_local_files(spark)
         if scratch is not None:
             internals.start_workers(spark)
             internals.skip_search_for_data_sources(spark)
-            local_file_system.install_local_files(spark)
             internals.delete_with_jvm(spark, scratch.path)
             internals.delete_with_jvm(spark, scratch.sockets)
     except BaseException:
@@ -362,7 +362,7 @@ def _local_settings(cores: int, scratch: _Scratch) -> dict[str, str]:
         "spark.ui.retainedTasks": "1000",
         "spark.sql.ui.retainedExecutions": "50",
         # Checkpoints are on this machine's disk, where a rename is atomic: three times as fast.
-        "spark.sql.streaming.checkpointFileManagerClass": internals.LOCAL_CHECKPOINT_MANAGER,
+        internals.CHECKPOINT_MANAGER_SETTING: internals.LOCAL_CHECKPOINT_MANAGER,
     }
     if len(str(scratch.sockets)) <= _SOCKET_FOLDER_CHARS_MAX:
         # 80 ms less per trigger than over TCP. Spark asks for no password on these sockets, so

@@ -33,6 +33,10 @@ _KEEPALIVE = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
+_SET_DURABLE = (
+    "SELECT set_config('synchronous_commit', 'on', true) "
+    "WHERE current_setting('synchronous_commit') = 'off'"
+)
 _REFUSED = re.compile(
     r"authentication|password|not permitted|does not exist|pg_hba|permission|SSL|certificate|translate"
 )
@@ -111,6 +115,25 @@ def translate_errors(address: PostgresAddress) -> Iterator[None]:
         ) from None
 
 
+@contextmanager
+def pipelined(session: Session) -> Iterator[None]:
+    """Send the statements of the block in one round trip, if the driver's libpq can.
+
+    Nothing may be fetched in the block, or copied. The first statement that fails raises, at its end at the latest.
+    """
+    if not _driver().Pipeline.is_supported():
+        yield
+        return
+    with session.pipeline():
+        yield
+
+
+def missing_table() -> type[Exception]:
+    """Return what the driver raises for a table that is not there. It ends the transaction."""
+    missing: type[Exception] = _driver().errors.UndefinedTable
+    return missing
+
+
 def _first_line(address: PostgresAddress, error: Exception) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return address.redacted(lines[0]).rstrip(".")
@@ -120,7 +143,8 @@ class PostgresConnection:
     """One session with the server, opened at its first use, for one transaction at a time.
 
     Thread-safe: calls wait for one another. With ``settings``, these are set in every transaction and none
-    for the session, as a connection pooler may give each transaction another one.
+    for the session, as a connection pooler may give each transaction another one. With ``durable``, transactions are
+    as durable as the server is, whatever it has set for others.
     """
 
     def __init__(
@@ -129,10 +153,12 @@ class PostgresConnection:
         *,
         readonly: bool,
         settings: Mapping[str, str] | None = None,
+        durable: bool = False,
     ) -> None:
         self.address = address
         self._readonly = readonly
         self._settings = settings
+        self._durable = durable
         self._lock = threading.RLock()
         self._session: Session | None = None
         self._closed = False
@@ -208,6 +234,8 @@ class PostgresConnection:
     def _set_local(self, session: Session, settings: Mapping[str, str]) -> None:
         """Set what holds until the transaction ends."""
         calls = ", ".join(["set_config(%s, %s, true)"] * len(settings))
+        if self._durable:
+            calls += f", ({_SET_DURABLE})"
         session.execute(
             f"SELECT {calls}",
             [text for setting in settings.items() for text in setting],

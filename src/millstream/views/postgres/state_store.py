@@ -29,7 +29,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,7 +38,7 @@ import polars as pl
 from millstream.errors import ConfigError, FencedError, MillstreamError, RetriableError
 from millstream.kernels.plan import SinkPlan
 from millstream.views.address import PostgresAddress, StateStoreAddress
-from millstream.views.postgres.connection import PostgresConnection
+from millstream.views.postgres.connection import PostgresConnection, missing_table, pipelined
 from millstream.views.postgres.privileges import check_privileges, create_schema
 from millstream.views.postgres.reader import query_statement
 from millstream.views.postgres.staging import (
@@ -201,7 +201,10 @@ class PostgresStateStore(StateStore):
         with self._reader.closed_on_error():
             if not readonly:
                 self._writer = PostgresConnection(
-                    address.database, readonly=False, settings=_settings(address)
+                    address.database,
+                    readonly=False,
+                    settings=_settings(address),
+                    durable=True,
                 )
                 with self._writer.closed_on_error():
                     self._retrying(self._create)
@@ -275,20 +278,13 @@ class PostgresStateStore(StateStore):
         if self._writer is None:
             raise ConfigError(f"{self.address} was opened for reading. Open it without readonly.")
         with self._writer.transaction() as session:
-            session.execute(
-                "SELECT set_config('synchronous_commit', 'on', true) "
-                "WHERE current_setting('synchronous_commit') = 'off'"
-            )
             db = PostgresDatabase(session)
             self._check_identity(_locked_identity(session))
             yield db
 
     def _check_not_replaced(self, db: Database) -> None:
         if isinstance(db, PostgresDatabase) and db.session.read_only:
-            row = None
-            if _has_table(db, STATE_TABLE):
-                row = db.execute(f"SELECT identity FROM {STATE_TABLE}").fetchone()  # noqa: S608
-            self._check_identity(None if row is None else row[0])
+            self._check_identity(_identity(db.session))
 
     def _check_identity(self, found: str | None) -> None:
         if found != self._identity:
@@ -411,6 +407,9 @@ class PostgresStateStore(StateStore):
             seq = changelog.append(db, schema, rows, operation, seq=seq, batch_id=fence.batch_id)
         self._end_changes(db, fence, schema, seq_before, seq)
 
+    def _together(self, db: Database) -> AbstractContextManager[None]:
+        return pipelined(_session(db))
+
     def _has_table(self, db: Database, table: str) -> bool:
         return _has_table(db, table)
 
@@ -470,10 +469,15 @@ def _empty_stage(db: Database, name: str, create: str) -> None:
 
 def _locked_identity(session: Session) -> str | None:
     """Lock the store against other writers; return its identity, None if it is gone."""
-    there = session.execute("SELECT to_regclass(%s) IS NOT NULL", (STATE_TABLE,)).fetchone()
-    if there != (True,):
+    return _identity(session, " FOR UPDATE")
+
+
+def _identity(session: Session, lock: str = "") -> str | None:
+    """Return the identity of the store; None if it is gone: then the transaction is over, too."""
+    try:
+        row = session.execute(f"SELECT identity FROM {STATE_TABLE}{lock}".encode()).fetchone()  # noqa: S608
+    except missing_table():
         return None
-    row = session.execute(f"SELECT identity FROM {STATE_TABLE} FOR UPDATE").fetchone()  # noqa: S608
     return None if row is None else str(row[0])
 
 

@@ -21,6 +21,7 @@ class Progress:
     Bloom filters, the current probability that it takes a new event for a repeat. ``object_store`` counts the
     requests and bytes that the batch cost, where the state is on one: ``puts``, ``gets``, ``lists``,
     ``deletes``, ``retries``, ``bytes_up``, ``bytes_down``, and the ``cache_hits`` that cost none; a count of 0 is not there.
+    ``wait_us`` is for how long the batch waited for the answers, that of all its tasks together.
     """
 
     app: str

@@ -11,7 +11,12 @@ import millstream as ms
 from millstream.engine.frame_files import FrameFiles
 from millstream.engine.source import planner as planner_module
 from millstream.engine.source.event_times import EventTimesFile
-from millstream.engine.source.planner import LogPlanner, SourceSpec
+from millstream.engine.source.planner import (
+    LogPlanner,
+    SourceSpec,
+    read_planned,
+    record_batches,
+)
 from millstream.errors import DeletionsLostError, TopicRecreatedError, UserCodeError
 from millstream.kernels.frames import (
     PORT_FIRST,
@@ -190,6 +195,21 @@ def test_what_the_planner_reads_itself_is_what_a_worker_reads(log, tmp_path):
     read_here = rows_of(made.read_on_driver(start, end))
     assert read_here == rows_of(made.read(task))
     assert read_here[-1][2]["ranges"] == {"events": {"0": [[0, 2, 2]], "1": [[0, 1, 1]]}}
+
+
+@pytest.mark.not_in_lane("thresholds", "the planner reads nothing itself there")
+def test_what_the_sink_reads_as_it_was_planned_is_what_a_worker_reads(log, tmp_path):
+    made = planner(log, tmp_path, planner_reads=False)
+    plans = {0: made.initial_offset()}
+    for batch, count in ((1, 3), (2, 2)):
+        send(log, *[1_000] * count, partition=1)
+        plans[batch] = made.next_offset(plans[batch - 1])
+        assert made.read_on_driver(plans[batch - 1], plans[batch]) is None
+        (task,) = made.partitions(plans[batch - 1], plans[batch])
+        rows = read_planned(made._spec, plans.get, batch)
+        assert rows_of(record_batches(iter(rows))) == rows_of(made.read(task))
+    assert read_planned(made._spec, plans.get, 0) is None  # where it begins is not among the plans
+    assert read_planned(made._spec, plans.get, 3) is None  # nor is this one
 
 
 @pytest.mark.not_in_lane("thresholds", "the planner reads nothing itself there")

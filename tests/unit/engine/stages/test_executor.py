@@ -14,6 +14,7 @@ import polars as pl
 import pytest
 from dying_process import DiedError, dying_at
 from example_counts import steps_to_die_at
+from s3_server import Fault
 
 import millstream as ms
 from millstream.engine.frame_files import FrameFiles
@@ -245,7 +246,9 @@ def test_a_small_batch_costs_one_request_and_none_to_read_what_this_machine_wrot
     stages = StageExecutor(plan, tmp_path, 1, FrameFiles(None), 2, None, {}, place)
     for batch_id, batch in enumerate(batches):
         s3.requests.clear()
+        s3.decide = lambda method, _path: Fault("slow", 0.1) if method == "PUT" else None
         stages.run(batch_id, batch)
+        assert stages.requests.wait_us >= 90_000  # some of it may go on beside the work
         left = [] if batch_id else ["GET"]  # what earlier runs left of journals is listed once
         assert [method for method, _ in s3.requests] == [*left, "PUT"]
         assert (stages.requests.puts, stages.requests.gets) == (1, 0)
