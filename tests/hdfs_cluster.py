@@ -167,8 +167,8 @@ class HdfsCluster:
         shutil.copy(self.settings / "log4j.properties", settings / "log4j.properties")
         shutil.copy(self.settings / "log4j.properties", settings / "httpfs-log4j.properties")
         own = {
-            "hadoop.httpfs.http.host": "127.0.0.1",
-            "hadoop.httpfs.http.port": self.gateway_port,
+            "httpfs.http.hostname": "127.0.0.1",
+            "httpfs.http.port": self.gateway_port,
             "httpfs.hadoop.config.dir": settings,
         }
         write_settings(settings / "httpfs-site.xml", own)

@@ -18,6 +18,8 @@ from millstream.errors import EnvironmentProblem
 from millstream.object_store.retries import RequestError
 
 _SPNEGO = "1.3.6.1.5.5.2"
+_KERBEROS = "1.2.840.113554.1.2.2"
+_UNKNOWN_SERVER = "not found in Kerberos database"  # MIT's words
 _COOKIE = "hadoop.auth"
 _REMEDY = (
     "Take a ticket (kinit), or name a keytab by KRB5_CLIENT_KTNAME, with which tickets are taken as they are needed; for executors, too "
@@ -82,11 +84,17 @@ def proof(host: str) -> dict[str, str]:
             f"The HTTP server of {host} wants Kerberos, and there is no valid ticket here ({_said(error)}). {_REMEDY}"
         ) from error
     except gssapi.exceptions.GSSError as error:
-        raise RequestError(f"no ticket for HTTP/{host} ({_said(error)})") from error
+        said = _said(error)
+        raise RequestError(
+            f"no ticket for HTTP/{host} ({said})", final=_UNKNOWN_SERVER in said
+        ) from error
     return {"Authorization": f"Negotiate {base64.b64encode(token).decode()}"}
 
 
 def _token(gssapi: Any, host: str) -> bytes:
+    # Asked for by themselves, as SPNEGO does not say that they are missing or have expired.
+    tickets = gssapi.Credentials(usage="initiate", mechs=[gssapi.OID.from_int_seq(_KERBEROS)])
+    tickets.inquire(lifetime=True)  # an error, if they have expired
     server = gssapi.Name(f"HTTP@{host}", gssapi.NameType.hostbased_service)
     context = gssapi.SecurityContext(
         name=server, mech=gssapi.OID.from_int_seq(_SPNEGO), usage="initiate", flags=0
