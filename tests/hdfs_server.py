@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 import urllib.request
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,7 @@ def _configure(folder: Path, ports: list[int], host: str, more: dict[str, object
     """Write the settings of both; return their folder."""
     rpc, web, transfer, data_web, ipc = (f"{host}:{port}" for port in ports)
     made = make_settings(folder / "settings")
+    # In both files: the defaults of HDFS are stronger than the first, and Hadoop's own settings are read from it.
     write_settings(made / "core-site.xml", {"fs.defaultFS": f"hdfs://{rpc}"} | more)
     settings = {
         "dfs.replication": 1,
@@ -95,7 +97,7 @@ def _configure(folder: Path, ports: list[int], host: str, more: dict[str, object
         "dfs.datanode.data.dir": folder / "data",
         "dfs.datanode.du.reserved": 0,
     }
-    write_settings(made / "hdfs-site.xml", settings)
+    write_settings(made / "hdfs-site.xml", settings | more)
     return made
 
 
@@ -105,8 +107,12 @@ def hdfs(
     host: str = "127.0.0.1",
     more: dict[str, object] | None = None,
     options: tuple[str, ...] = (),
+    headers: Callable[[], dict[str, str]] = dict,
 ):
-    """Serve an empty HDFS until the block ends; give its proxies. ``more`` are settings, and ``options`` Java's."""
+    """Serve an empty HDFS until the block ends; give its proxies.
+
+    ``more`` are settings, and ``options`` Java's; with ``headers`` the namenode is asked how it is.
+    """
     ports = free_ports(5)
     settings, java = _configure(folder, ports, host, more or {}), find_java(os.environ)
     environment = {"PATH": os.environ["PATH"], "JAVA_HOME": str(java.home), "HOME": str(folder)}
@@ -129,20 +135,23 @@ def hdfs(
             process = start(name, f"{SERVER}.{name}.{program}")
             opened.callback(process.wait, 30)
             opened.callback(process.kill)
-        wait_until_it_serves(ports[1], folder)
+        wait_until_it_serves(ports[1], folder, headers=headers)
         data = opened.enter_context(FaultProxy(ports[3]))
         direct, around = (f"//{host}:{port}/".encode() for port in (ports[3], data.port))
         names = FaultProxy(ports[1], rewrite=lambda head: head.replace(direct, around))
         yield Hdfs(opened.enter_context(names), data, host)
 
 
-def wait_until_it_serves(port: int, folder: Path, datanodes: int = 1) -> None:
+def wait_until_it_serves(
+    port: int, folder: Path, datanodes: int = 1, headers: Callable[[], dict[str, str]] = dict
+) -> None:
     """Wait until a namenode has left its safe mode, and knows its datanodes."""
     address = f"http://127.0.0.1:{port}/jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
     wanted = f'"NumLiveDataNodes" : {datanodes},'
     deadline, pause = time.monotonic() + START_S, threading.Event()
     while time.monotonic() < deadline:
-        with suppress(OSError), urllib.request.urlopen(address, timeout=10) as answer:
+        asked = urllib.request.Request(address, headers=headers())
+        with suppress(OSError), urllib.request.urlopen(asked, timeout=10) as answer:
             said = answer.read().decode()
             if wanted in said and '"FSState" : "Operational"' in said:
                 return

@@ -28,10 +28,10 @@ def why_not() -> str:
 
 
 class Kdc:
-    """A KDC that runs until the stack ends."""
+    """A KDC that runs until the stack ends. ``probe`` is a file with a ticket."""
 
     def __init__(self, folder: Path, opened: ExitStack):
-        self.folder = folder
+        self.folder, self.probe = folder, folder / "probe.tickets"
         folder.mkdir()
         (port,) = free_ports(1)
         self.config = folder / "krb5.conf"
@@ -89,7 +89,7 @@ class Kdc:
         for _ in range(300):
             assert self.process.poll() is None, (self.folder / "kdc.log").read_text()
             try:
-                self.take_ticket("probe", self.folder / "probe.cache")
+                self.take_ticket("probe", self.probe)
             except AssertionError:
                 pause.wait(0.2)
             else:
@@ -115,6 +115,9 @@ class Kdc:
             "dfs.datanode.keytab.file": keys,
             "dfs.web.authentication.kerberos.principal": f"{web}@{REALM}",
             "dfs.web.authentication.kerberos.keytab": web_keys,
-            "dfs.web.authentication.token.validity": 2,
+            "hadoop.http.authentication.type": "kerberos",
+            "hadoop.http.authentication.kerberos.principal": f"{web}@{REALM}",
+            "hadoop.http.authentication.kerberos.keytab": web_keys,
+            "hadoop.http.authentication.token.validity": 2,
             "ignore.secure.ports.for.testing": "true",
         }

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import hdfs_server
@@ -16,6 +17,7 @@ from state_app import minutes, run, send
 from millstream.errors import EnvironmentProblem, ObjectStoreUnavailableError
 from millstream.object_store import client as client_module
 from millstream.object_store.client import ObjectClient
+from millstream.object_store.kerberos import proof
 from millstream.object_store.retries import RetryLimits
 from millstream.object_store.webhdfs import WebHdfs
 
@@ -72,8 +74,12 @@ def secure_hdfs(kdc, tmp_path_factory):
     kdc.keytab("carol", "-maxlife", "5seconds")
     options = (f"-Djava.security.krb5.conf={kdc.config}",)
     folder = tmp_path_factory.mktemp("secure-hdfs")
-    with hdfs_server.hdfs(folder, HOST, kdc.hdfs_settings(), options) as served:
-        yield served
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KRB5_CONFIG", str(kdc.config))
+        patch.setenv("KRB5CCNAME", f"FILE:{kdc.probe}")
+        ask = partial(proof, HOST)
+        with hdfs_server.hdfs(folder, HOST, kdc.hdfs_settings(), options, ask) as served:
+            yield served
 
 
 @pytest.fixture
