@@ -190,11 +190,11 @@ class YarnCluster:
         return (self.root / f"{name}.log").read_text()[-5000:]
 
     def apps(self):
-        """Return what the ResourceManager says of each app that runs, by its name."""
+        """Return what the ResourceManager says of each app, by its name."""
         url = f"http://127.0.0.1:{self.ports['webapp']}/ws/v1/cluster/apps"
         with urllib.request.urlopen(url, timeout=30) as answer:
             found = json.load(answer)["apps"] or {"app": []}
-        return {app["name"]: app for app in found["app"] if app["state"] == "RUNNING"}
+        return {app["name"]: app for app in found["app"]}
 
     def executors(self, app):
         """Return how many executors an app has; its master is a container, too."""
