@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 import urllib.request
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +31,9 @@ HADOOP = JavaProgram(
     ),
 )
 USER = "tester"
-_START_S = 300
-_SERVER = "org.apache.hadoop.hdfs.server"
-_OPTIONS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+START_S = 300
+SERVER = "org.apache.hadoop.hdfs.server"
+OPTIONS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
 @dataclass
@@ -41,10 +42,11 @@ class Hdfs:
 
     names: FaultProxy
     data: FaultProxy
+    host: str = "127.0.0.1"
 
     def environment(self):
         """Return what a client has in its environment."""
-        address = f"http://127.0.0.1:{self.names.port}"
+        address = f"http://{self.host}:{self.names.port}"
         return {"MILLSTREAM_WEBHDFS": address, "HADOOP_USER_NAME": USER}
 
     def forget(self):
@@ -54,7 +56,8 @@ class Hdfs:
             proxy.requests.clear()
 
 
-def _write(path: Path, settings: dict[str, object]) -> None:
+def write_settings(path: Path, settings: dict[str, object]) -> None:
+    """Write settings as Hadoop's programs read them."""
     properties = "".join(
         f"<property><name>{name}</name><value>{escape(str(value))}</value></property>\n"
         for name, value in settings.items()
@@ -62,15 +65,26 @@ def _write(path: Path, settings: dict[str, object]) -> None:
     path.write_text(f"<configuration>\n{properties}</configuration>\n")
 
 
-def _configure(folder: Path, ports: list[int]) -> Path:
-    """Write the settings of both; return their folder, which has to be on the path of classes."""
-    rpc, web, transfer, data_web, ipc = (f"127.0.0.1:{port}" for port in ports)
-    made = folder / "settings"
+def make_settings(folder: Path) -> Path:
+    """Make a folder of settings, which has to be on the path of classes; what is said goes to the output."""
     for page in ("hdfs", "datanode", "static"):  # the jars have no pages, and the servers want them
-        inner = made / "webapps" / page / "WEB-INF"
+        inner = folder / "webapps" / page / "WEB-INF"
         inner.mkdir(parents=True)
         (inner / "web.xml").write_text("<web-app/>")
-    _write(made / "core-site.xml", {"fs.defaultFS": f"hdfs://{rpc}"})
+    (folder / "log4j.properties").write_text(
+        "log4j.rootLogger=WARN,out\nlog4j.appender.out=org.apache.log4j.ConsoleAppender\n"
+        "log4j.appender.out.layout=org.apache.log4j.PatternLayout\n"
+        "log4j.appender.out.layout.ConversionPattern=%d %p %c: %m%n\n"
+    )
+    return folder
+
+
+def _configure(folder: Path, ports: list[int], host: str, more: dict[str, object]) -> Path:
+    """Write the settings of both; return their folder."""
+    rpc, web, transfer, data_web, ipc = (f"{host}:{port}" for port in ports)
+    made = make_settings(folder / "settings")
+    # In both files: the defaults of HDFS are stronger than the first, and Hadoop's own settings are read from it.
+    write_settings(made / "core-site.xml", {"fs.defaultFS": f"hdfs://{rpc}"} | more)
     settings = {
         "dfs.replication": 1,
         "dfs.namenode.http-address": web,
@@ -79,24 +93,28 @@ def _configure(folder: Path, ports: list[int]) -> Path:
         "dfs.datanode.address": transfer,
         "dfs.datanode.http.address": data_web,
         "dfs.datanode.ipc.address": ipc,
-        "dfs.datanode.hostname": "127.0.0.1",
+        "dfs.datanode.hostname": host,
         "dfs.datanode.data.dir": folder / "data",
         "dfs.datanode.du.reserved": 0,
     }
-    _write(made / "hdfs-site.xml", settings)
-    (made / "log4j.properties").write_text(
-        "log4j.rootLogger=WARN,out\nlog4j.appender.out=org.apache.log4j.ConsoleAppender\n"
-        "log4j.appender.out.layout=org.apache.log4j.PatternLayout\n"
-        "log4j.appender.out.layout.ConversionPattern=%d %p %c: %m%n\n"
-    )
+    write_settings(made / "hdfs-site.xml", settings | more)
     return made
 
 
 @contextmanager
-def hdfs(folder: Path):
-    """Serve an empty HDFS until the block ends; give its proxies."""
+def hdfs(
+    folder: Path,
+    host: str = "127.0.0.1",
+    more: dict[str, object] | None = None,
+    options: tuple[str, ...] = (),
+    headers: Callable[[], dict[str, str]] = dict,
+):
+    """Serve an empty HDFS until the block ends; give its proxies.
+
+    ``more`` are settings, and ``options`` Java's; with ``headers`` the namenode is asked how it is.
+    """
     ports = free_ports(5)
-    settings, java = _configure(folder, ports), find_java(os.environ)
+    settings, java = _configure(folder, ports, host, more or {}), find_java(os.environ)
     environment = {"PATH": os.environ["PATH"], "JAVA_HOME": str(java.home), "HOME": str(folder)}
     environment |= {"HADOOP_CONF_DIR": str(settings), "HADOOP_USER_NAME": USER}
     classes = f"{settings}:{HADOOP.jars()}/*"
@@ -104,34 +122,38 @@ def hdfs(folder: Path):
     def start(name, program, *arguments):
         with (folder / f"{name}.log").open("wb") as said:
             return subprocess.Popen(
-                [str(java.executable), *_OPTIONS, "-cp", classes, program, *arguments],
+                [str(java.executable), *OPTIONS, *options, "-cp", classes, program, *arguments],
                 stdout=said,
                 stderr=said,
                 env=environment,
             )
 
-    format_it = start("format", f"{_SERVER}.namenode.NameNode", "-format", "-nonInteractive")
-    assert format_it.wait(_START_S) == 0, (folder / "format.log").read_text()[-3000:]
+    format_it = start("format", f"{SERVER}.namenode.NameNode", "-format", "-nonInteractive")
+    assert format_it.wait(START_S) == 0, (folder / "format.log").read_text()[-3000:]
     with ExitStack() as opened:
         for name, program in (("namenode", "NameNode"), ("datanode", "DataNode")):
-            process = start(name, f"{_SERVER}.{name}.{program}")
+            process = start(name, f"{SERVER}.{name}.{program}")
             opened.callback(process.wait, 30)
             opened.callback(process.kill)
-        _wait_until_it_serves(ports[1], folder)
+        wait_until_it_serves(ports[1], folder, headers=headers)
         data = opened.enter_context(FaultProxy(ports[3]))
-        direct, around = (f"//127.0.0.1:{port}/".encode() for port in (ports[3], data.port))
+        direct, around = (f"//{host}:{port}/".encode() for port in (ports[3], data.port))
         names = FaultProxy(ports[1], rewrite=lambda head: head.replace(direct, around))
-        yield Hdfs(opened.enter_context(names), data)
+        yield Hdfs(opened.enter_context(names), data, host)
 
 
-def _wait_until_it_serves(port: int, folder: Path) -> None:
-    """Wait until the namenode has left its safe mode, and knows its datanode."""
+def wait_until_it_serves(
+    port: int, folder: Path, datanodes: int = 1, headers: Callable[[], dict[str, str]] = dict
+) -> None:
+    """Wait until a namenode has left its safe mode, and knows its datanodes."""
     address = f"http://127.0.0.1:{port}/jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
-    deadline, pause = time.monotonic() + _START_S, threading.Event()
+    wanted = f'"NumLiveDataNodes" : {datanodes},'
+    deadline, pause = time.monotonic() + START_S, threading.Event()
     while time.monotonic() < deadline:
-        with suppress(OSError), urllib.request.urlopen(address, timeout=10) as answer:
+        asked = urllib.request.Request(address, headers=headers())
+        with suppress(OSError), urllib.request.urlopen(asked, timeout=10) as answer:
             said = answer.read().decode()
-            if '"NumLiveDataNodes" : 1' in said and '"FSState" : "Operational"' in said:
+            if wanted in said and '"FSState" : "Operational"' in said:
                 return
         pause.wait(0.2)
     raise AssertionError("".join(each.read_text()[-3000:] for each in folder.glob("*.log")))

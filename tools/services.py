@@ -1,9 +1,11 @@
 """Install the programs of others that tests want: by apt, where this is root, by Go and by npm; say what is missing."""
 
+import importlib.util
 import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -46,7 +48,7 @@ WANTED: dict[str, tuple[str, Callable[[], bool]]] = {
     ),
 }
 
-# The same for the tests that `make test-long` alone runs: of the image, and of a cluster of Kubernetes.
+# The same for the tests that `make test-long` alone runs: of the image, of a cluster of Kubernetes, and of Kerberos.
 PLATFORMS = {
     "buildah": "the image",
     "mmdebstrap": "the image",
@@ -57,11 +59,22 @@ PLATFORMS = {
     "iptables": "Kubernetes",
     "socat": "Kubernetes",
     "/usr/lib/cni/bridge": "Kubernetes",
+    "krb5kdc": "Kerberos",
+    "kadmin.local": "Kerberos",
+    "kinit": "Kerberos",
+    "krb5-config": "Kerberos",
 }
 PACKAGES = {
     "etcd": "etcd-server",
     "/usr/lib/cni/bridge": "containernetworking-plugins",
+    "krb5kdc": "krb5-kdc",
+    "kadmin.local": "krb5-admin-server",
+    "kinit": "krb5-user",
+    "krb5-config": "libkrb5-dev",
 }
+
+# The extra `kerberos`, which is built here, with the headers of that package.
+GSSAPI = "gssapi>=1.9,<2"
 
 # MySQL's server, as millstream.testing.mysql keeps it in the user's cache.
 MYSQL_FOLDER = "mysql-8.0.15"
@@ -92,6 +105,7 @@ def install_platforms() -> list[str]:
         )
         for program, tests in PLATFORMS.items()
     }
+    reasons["the tests of Kerberos"] = why_no_gssapi()
     reasons["the tests of state in Azure's protocol"] = why_no_azure()
     reasons["the tests of Kubernetes"] = kubernetes_programs.why_not_built()
     return [f"{what}: {reason}" for what, reason in reasons.items() if reason]
@@ -120,6 +134,17 @@ def why_no_s3() -> str:
         if not last:
             (Path(folder) / "versitygw").replace(S3_SERVER)
     return f"go could not build versitygw and said: {last}" if last else ""
+
+
+def why_no_gssapi() -> str:
+    """Build the package gssapi into the environment; say why not, "" if it is there."""
+    if importlib.util.find_spec("gssapi"):
+        return ""
+    say("building gssapi")
+    dev = str(Path(__file__).resolve().parents[1] / "dev.py")
+    install = ["uv", "pip", "install", "--python", sys.executable, GSSAPI]
+    last = why_failed([sys.executable, dev, *install], {})
+    return f"uv could not install gssapi and said: {last}" if last else ""
 
 
 def why_no_azure() -> str:

@@ -1,17 +1,22 @@
 """An app on Apache Hadoop YARN: `millstream run app.py --master yarn`, with its environment shipped.
 
 In one test the machines have nothing of Millstream's, and don't see the driver's folders: an executor's Python and its packages are in the
-archive that docs/cluster.md says how to make, and its JVM's jars in another. Only the interpreter is everywhere, as there.
+archive that docs/cluster.md says how to make, and its JVM's jars in another. Only the interpreter is everywhere, as there. In another the cluster
+is divided into queues, and executors come when there is work, and go when there is none.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
 import threading
+import time
 import zipfile
 from collections import Counter
 from contextlib import ExitStack
@@ -46,6 +51,17 @@ COMMON = {
 }
 EXTRAS = ("--extra", "spark", "--extra", "kafka", "--extra", "s3")
 PROGRAM = Path(__file__).with_name("on_yarn.py")
+ELASTIC = Path(__file__).with_name("elastic_on_yarn.py")
+# as docs/cluster.md has it, but for the times, which are minutes there
+COME_AND_GO = {
+    "spark.yarn.queue": "streams",
+    "spark.dynamicAllocation.enabled": "true",
+    "spark.dynamicAllocation.minExecutors": "0",
+    "spark.dynamicAllocation.maxExecutors": "2",
+    "spark.dynamicAllocation.executorIdleTimeout": "2s",
+    "spark.dynamicAllocation.shuffleTracking.timeout": "2s",
+}
+BURST = 24_000
 
 
 def uv(*arguments):
@@ -107,10 +123,10 @@ def state(cluster, request):
 class User:
     """Somebody who runs the app on a cluster: a folder to start it from, an environment, and a broker with events."""
 
-    def __init__(self, cluster, folder, settings, **environment):
+    def __init__(self, cluster, folder, settings, *, program=PROGRAM, **environment):
         self.folder = folder / "driver"
         self.folder.mkdir()
-        shutil.copy(PROGRAM, self.folder / "app.py")
+        shutil.copy(program, self.folder / "app.py")
         passed = [name for name in os.environ if name.startswith("AWS_")]
         given = (
             COMMON | settings | {f"spark.executorEnv.{name}": os.environ[name] for name in passed}
@@ -128,12 +144,12 @@ class User:
             **environment,
         }
 
-    def start(self, name):
+    def start(self, name, *options):
         """Start the app; what it says goes to a file, what it keeps to a folder of that name."""
         said = self.folder / f"{name}.out"
         command = [sys.executable, "-m", "millstream", "run", "app.py", "--master", "yarn"]
-        options = ["--cores", "2", "--until", "caught-up", "--json"]
-        given = ["--properties-file", "spark.properties", "--conf", "spark.executor.instances=2"]
+        options = options or ("--until", "caught-up", "--conf", "spark.executor.instances=2")
+        given = ["--cores", "2", "--json", "--properties-file", "spark.properties"]
         with said.open("wb") as out:
             process = subprocess.Popen(
                 [*command, *options, *given],
@@ -239,3 +255,80 @@ def test_an_app_runs_on_yarn_in_the_environment_that_it_ships_and_survives_execu
         pause.wait(0.2)
     finished(process, said)
     assert user.minutes() == counted(120_000)
+
+
+def send_wide(log, first, stop):
+    """Send clicks of 600 bytes; each comes twice."""
+    with ms.connect(log) as opened:
+        opened.create_topic("clicks", partitions=4, exist_ok=True)
+        with opened.producer() as producer:
+            for number in range(first, stop):
+                at = NOON + timedelta(milliseconds=5 * number)
+                one = {"id": f"e{number // 2}", "ad": number // 2 % 7, "at": at.isoformat()}
+                text = random.Random(number).randbytes(300).hex()
+                producer.send("clicks", one | {"text": text}, key=one["id"])
+
+
+def counted_once(events):
+    """Count the clicks of each minute and ad that came for the first time."""
+    counts = Counter()
+    for number in range(0, events, 2):
+        at = NOON + timedelta(milliseconds=5 * number)
+        counts[at.replace(second=0, microsecond=0), number // 2 % 7] += 1
+    return {key: (n, 600 * n) for key, n in counts.items()}
+
+
+def read_so_far(said):
+    """Return how many events the batches that the app has told of have read."""
+    lines = [line for line in said.read_text().splitlines() if line.startswith("{")]
+    return sum(json.loads(line).get("read", 0) for line in lines)
+
+
+def wait_until(condition, process, said):
+    deadline, pause = time.monotonic() + WAIT_S, threading.Event()
+    while not condition():
+        assert process.poll() is None, said.read_text()[-3000:]
+        assert time.monotonic() < deadline, said.read_text()[-3000:]
+        pause.wait(0.2)
+
+
+def executors_until_read(events, cluster, process, said):
+    """Wait until the app has read so many events; return how many executors it had at most until then."""
+    seen = []
+
+    def has_read():
+        seen.append(cluster.executors("elastic"))
+        return read_so_far(said) == events
+
+    wait_until(has_read, process, said)
+    return max(seen)
+
+
+@pytest.mark.long
+def test_executors_of_a_queue_come_with_work_and_go_without_it(no_spark, opened, tmp_path):
+    queues = {"default": 10, "streams": 90}
+    cluster = YarnCluster(tmp_path / "yarn", opened, apart=False, queues=queues)
+    settings = COME_AND_GO | {
+        "spark.yarn.jars": f"local:{Path(pyspark.__file__).parent}/jars/*",
+        "spark.yarn.stagingDir": f"file://{cluster.shared}/staging",
+    }
+    places = {"STATE": f"file://{cluster.shared}/state", "STORE": ""}
+    user = User(
+        cluster, tmp_path, settings, program=ELASTIC, PYSPARK_PYTHON=sys.executable, **places
+    )
+    log = user.environment["LOG"]
+    send_wide(log, 0, 10)
+    process, said = user.start("first", "--until", "stopped")
+    try:
+        for number in range(3):
+            read = (number + 1) * BURST
+            send_wide(log, max(10, number * BURST), read)
+            assert executors_until_read(read, cluster, process, said) >= 1
+            wait_until(lambda: cluster.executors("elastic") == 0, process, said)
+        assert cluster.apps()["elastic"]["queue"].rpartition(".")[2] == "streams"
+        process.send_signal(signal.SIGINT)
+        finished(process, said)
+    finally:
+        end(process)
+    rows = user.view("minutes", "window_start", "ad", "n", "size")
+    assert {(at, ad): (n, size) for at, ad, n, size in rows} == counted_once(3 * BURST)

@@ -2,11 +2,13 @@
 
 If they are ``apart``, a NodeManager is a machine of its own: it has a mount namespace in which the project's folder and other machines' folders are
 not there. What it starts (containers) is in the same namespace, so an executor has what YARN has brought it, and nothing else
-of the driver's. ``shared`` is what all of them see: it stands for HDFS.
+of the driver's. ``shared`` is what all of them see: it stands for HDFS. With ``queues`` the scheduler is the one that divides the cluster
+among queues (CapacityScheduler); each has that percentage of it, and may have no more.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +16,7 @@ import tempfile
 import threading
 import urllib.request
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -67,6 +69,7 @@ class YarnCluster:
     root: Path
     opened: ExitStack
     apart: bool = True
+    queues: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self):
         self.java, self.jars = find_java(os.environ), HADOOP.jars()
@@ -87,14 +90,23 @@ class YarnCluster:
         """Write the settings of a process; ``machine`` are those of a NodeManager."""
         _write(folder / "core-site.xml", {"fs.defaultFS": "file:///"})
         host = "127.0.0.1"
+        scheduler = "capacity.CapacityScheduler" if self.queues else "fifo.FifoScheduler"
         manager = {
             "address": f"{host}:{self.ports['address']}",
             **{
                 f"{name}.address": f"{host}:{self.ports[name]}"
                 for name in ("scheduler", "resource-tracker", "admin", "webapp")
             },
-            "scheduler.class": f"{YARN}.resourcemanager.scheduler.fifo.FifoScheduler",
+            "scheduler.class": f"{YARN}.resourcemanager.scheduler.{scheduler}",
         }
+        capacity = {"root.queues": ",".join(self.queues), "maximum-am-resource-percent": "0.5"}
+        for name, percentage in self.queues.items():
+            capacity[f"root.{name}.capacity"] = percentage
+            capacity[f"root.{name}.maximum-capacity"] = percentage
+        _write(
+            folder / "capacity-scheduler.xml",
+            {f"yarn.scheduler.capacity.{name}": value for name, value in capacity.items()},
+        )
         _write(
             folder / "yarn-site.xml",
             {f"yarn.resourcemanager.{name}": value for name, value in manager.items()}
@@ -126,6 +138,8 @@ class YarnCluster:
                 "vmem-check-enabled": "false",
                 "pmem-check-enabled": "false",
                 "disk-health-checker.enable": "false",
+                # It is looked at once all the same: a machine whose disk is 90 % full is one without folders.
+                "disk-health-checker.max-disk-utilization-per-disk-percentage": "100",
             },
         )
         self._start(
@@ -174,6 +188,18 @@ class YarnCluster:
 
     def said(self, name):
         return (self.root / f"{name}.log").read_text()[-5000:]
+
+    def apps(self):
+        """Return what the ResourceManager says of each app, by its name."""
+        url = f"http://127.0.0.1:{self.ports['webapp']}/ws/v1/cluster/apps"
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            found = json.load(answer)["apps"] or {"app": []}
+        return {app["name"]: app for app in found["app"]}
+
+    def executors(self, app):
+        """Return how many executors an app has; its master is a container, too."""
+        found = self.apps().get(app, {})
+        return max(0, found.get("runningContainers", 0) - 1)
 
     def kill_executor(self, name):
         """Kill the JVMs of executors on a machine, with their Python workers; return how many there were."""

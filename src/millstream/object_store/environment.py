@@ -34,7 +34,9 @@ _OF_SCHEME = {
         "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ENDPOINT",
         "AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_KEY or AZURE_CLIENT_ID with AZURE_CLIENT_SECRET and AZURE_TENANT_ID",
     ),
-    "hdfs": StoreEnvironment("folder", WEBHDFS, "HADOOP_USER_NAME"),
+    "hdfs": StoreEnvironment(
+        "folder", WEBHDFS, "HADOOP_USER_NAME, or for Kerberos KRB5CCNAME and KRB5_CLIENT_KTNAME"
+    ),
 }
 
 

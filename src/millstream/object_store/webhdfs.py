@@ -16,6 +16,8 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import socket
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -27,12 +29,14 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from millstream.errors import EnvironmentProblem
 from millstream.object_store.environment import WEBHDFS
+from millstream.object_store.kerberos import Login, proof, wants_kerberos
 from millstream.object_store.requests import Page
 from millstream.object_store.retries import CONNECT_TIMEOUT_S, TIMEOUT_S, RequestError
 
 _PORT = 9870  # of a namenode's WebHDFS, where Hadoop's settings name no other
 _DRAFT = ".draft"
 _DRAFT_AGE_S_MAX = 3600  # a put is tried for two minutes
+_DATANODE_LEFT_OUT_S = 60.0
 _PAGE_NAMES = 1000
 _REDIRECTED = 307
 _FINAL = {
@@ -71,6 +75,8 @@ class WebHdfs:
     folder: str
     user: str
     _asked: int = 0
+    _logins: dict[str, Login] = field(default_factory=dict, repr=False)  # by address
+    _failed: dict[str, float] = field(default_factory=dict, repr=False)  # datanodes, and until when
 
     @classmethod
     def open(cls, url: str) -> WebHdfs:
@@ -171,25 +177,55 @@ class WebHdfs:
         self, method: str, path: str, data: memoryview | None, **query: str
     ) -> bytes:
         """Ask the namenode where the bytes of a file go, or are, and send or fetch them there."""
-        answer = self._ask(method, path, **query)
+        answer = self._ask_for_datanode(method, path, **query)
         place = answer.headers.get("Location")
+        if place is None and data is None and answer.status == 200:
+            return answer.body  # of a gateway, which has fetched them
         if answer.status != _REDIRECTED or not place:
             raise RequestError(
                 f"status {answer.status} {answer.reason} in place of a datanode", final=True
             )
-        return _checked(_request(method, place, data)).body
+        try:
+            return _checked(_request(method, place, data)).body
+        except RequestError:
+            self._failed[_ip_address(place)] = time.monotonic() + _DATANODE_LEFT_OUT_S
+            raise
+
+    def _ask_for_datanode(self, method: str, path: str, **query: str) -> _Answer:
+        now = time.monotonic()
+        if failed := [name for name, until in list(self._failed.items()) if until > now]:
+            try:
+                return self._ask(method, path, **query, excludedatanodes=",".join(failed))
+            except RequestError as error:
+                if error.final:
+                    raise
+        self._failed.clear()  # they may be all that there are
+        return self._ask(method, path, **query)
 
     def _ask(self, method: str, path: str, **query: str) -> _Answer:
         """Ask the namenode that is asked at the moment. If it fails or is not the active one, the next request goes to the next."""
         address = self.addresses[self._asked % len(self.addresses)]
-        asked = urlencode({**query, "user.name": self.user})
         try:
-            answer = _request(method, f"{address}/webhdfs/v1{quote(path) or '/'}?{asked}", None)
-            return _checked(answer)
+            return _checked(self._answer(address, method, quote(path) or "/", query))
         except RequestError as error:
             if not error.final:
                 self._asked += 1
             raise
+
+    def _answer(self, address: str, method: str, path: str, query: Mapping[str, str]) -> _Answer:
+        """Return what an address answers, which has been told who asks in the way that it wants."""
+        url = f"{address}/webhdfs/v1{path}?{urlencode(query)}"
+        login = self._logins.get(address)
+        if login is None:
+            answer = _request(method, f"{url}&{urlencode({'user.name': self.user})}", None)
+        else:
+            answer = _request(method, url, None, login.headers)
+        if wants_kerberos(answer.status, answer.headers):
+            answer = _request(method, url, None, proof(urlsplit(address).hostname or ""))
+            if answer.status != 401:
+                self._logins[address] = login = Login.of(answer.headers)
+                self.user = login.user or self.user
+        return answer
 
 
 @dataclass
@@ -218,7 +254,18 @@ class _NotEmptyError(RequestError):
     """A folder has something in it, and stays."""
 
 
-def _request(method: str, url: str, data: memoryview | None) -> _Answer:
+def _ip_address(url: str) -> str:
+    """Return the address of a URL's host, as the namenode knows its datanodes by theirs."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return socket.gethostbyname(host)
+    except OSError:
+        return host
+
+
+def _request(
+    method: str, url: str, data: memoryview | None, headers: Mapping[str, str] | None = None
+) -> _Answer:
     """Send one request; return its answer, whatever it is.
 
     Raises:
@@ -233,9 +280,11 @@ def _request(method: str, url: str, data: memoryview | None) -> _Answer:
         except OSError as error:
             raise RequestError(f"no connection to {parts.netloc}") from error
         connection.sock.settimeout(TIMEOUT_S)
-        headers = {"Content-Type": "application/octet-stream"} if data is not None else {}
+        sent = dict(headers or {})
+        if data is not None:
+            sent["Content-Type"] = "application/octet-stream"
         try:
-            connection.request(method, f"{parts.path}?{parts.query}", body=data, headers=headers)
+            connection.request(method, f"{parts.path}?{parts.query}", body=data, headers=sent)
             answer = connection.getresponse()
             return _Answer(answer.status, answer.reason, answer.headers, answer.read())
         except TimeoutError as error:

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("confluent_kafka", reason="the extra `kafka` is not installed here")
 
+import millstream as ms
 from millstream.client.address import kafka_address
 from millstream.client.kafka.shared.security import (
     sasl_exchange,
@@ -100,3 +101,11 @@ def test_an_authority_without_the_extensions_of_rfc_5280_is_taken(monkeypatch):
     context = tls_context(kafka_address("kafka://b?security.protocol=ssl"))
     assert context.verify_mode == ssl.CERT_REQUIRED
     assert not context.verify_flags & ssl.VERIFY_X509_STRICT
+
+
+@pytest.mark.parametrize(
+    ("option", "named"), [("", "GSSAPI, its default"), ("&sasl.mechanism=GSSAPI", "GSSAPI,")]
+)
+def test_kerberos_which_the_client_library_lacks_is_told_at_once(option, named):
+    with pytest.raises(ConfigError, match=rf"sasl\.mechanism of .* is {named}.*SCRAM-SHA-256"):
+        ms.connect(f"kafka://127.0.0.1:1?security.protocol=sasl_plaintext{option}")

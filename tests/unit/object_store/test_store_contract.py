@@ -16,6 +16,8 @@ from millstream.object_store.store import Extent
         "new_google_store",
         pytest.param("new_azure_store", marks=pytest.mark.long),
         pytest.param("new_hdfs_store", marks=pytest.mark.long),
+        pytest.param("new_standby_store", marks=pytest.mark.long),
+        pytest.param("new_gateway_store", marks=pytest.mark.long),
     ]
 )
 def make(request, tmp_path):

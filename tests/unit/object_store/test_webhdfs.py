@@ -209,6 +209,20 @@ def test_the_next_namenode_is_asked_where_one_does_not_answer(hdfs, hdfs_url, mo
 
 
 @HDFS
+def test_a_datanode_that_failed_is_left_out_and_asked_again_if_there_is_no_other(
+    hdfs, new_hdfs_store
+):
+    client = new_hdfs_store().client
+    client.put("1-a", memoryview(DATA))
+    hdfs.names.requests.clear()
+    hdfs.data.fail_first(1, "GET", "cut download")
+    assert client.get("1-a").to_pybytes() == DATA
+    left_out = ["excludedatanodes=127.0.0.1" in path for _, path in hdfs.names.requests]
+    assert left_out == [False, True, False]  # the namenode knows no other, and says so
+    assert client.counts.retries == 1
+
+
+@HDFS
 def test_who_may_not_write_is_told_at_once(hdfs, monkeypatch):
     monkeypatch.setenv("HADOOP_USER_NAME", "nobody-special")
     with pytest.raises(EnvironmentProblem, match=r"\(AccessControlException\).*HADOOP_USER_NAME"):

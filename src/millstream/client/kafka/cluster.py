@@ -66,6 +66,7 @@ _POLL_AGAIN_S = 0.02
 _TRY_S = 1.0  # after which a first request checks whether any broker can be reached
 _SETTINGS_S = 1.0
 _PRODUCER_BYTES = RECORD_BYTES_MAX + (1 << 20)
+_NO_MECHANISM = "No provider for SASL mechanism"  # librdkafka's words
 _LEVELS = {
     "read_committed": IsolationLevel.READ_COMMITTED,
     "read_uncommitted": IsolationLevel.READ_UNCOMMITTED,
@@ -155,8 +156,18 @@ class Cluster:
             **dict(self.address.settings),
             **settings,
         }
-        with translate_errors(f"no client could be made for {self.shown}"):
-            return kind(given)
+        try:
+            with translate_errors(f"no client could be made for {self.shown}"):
+                return kind(given)
+        except ConfigError as error:
+            if _NO_MECHANISM not in str(error):
+                raise
+            mechanism = given.get("sasl.mechanism", "GSSAPI, its default")
+            raise ConfigError(
+                f"the option sasl.mechanism of {self.shown} is {mechanism}, and the client library here lacks it; the packages of "
+                "confluent-kafka that pip brings have no GSSAPI (Kerberos). Choose PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512, or build "
+                "confluent-kafka on this machine, with a librdkafka that has libsasl2"
+            ) from error
 
     def _note(self, error: KafkaError) -> None:
         if error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL):
