@@ -107,6 +107,21 @@ def test_a_second_run_goes_on_where_the_first_stopped(spark, tmp_path):
     assert batches[-1]["ends"].keys() == {"events"}
 
 
+def test_the_checkpoint_is_on_this_machine_where_another_file_system_is_the_default(
+    spark, tmp_path
+):
+    app = two_stages(tmp_path / "log")
+    spark.conf.set("fs.defaultFS", "hdfs://127.0.0.1:1")  # as on YARN; nothing listens there
+    try:
+        for events in (rows(20), rows(20, start=20)):
+            send(tmp_path / "log", events)
+            app.run(until="caught-up")
+    finally:
+        spark.conf.unset("fs.defaultFS")
+    assert (app.folder / "checkpoint" / "commits").is_dir()
+    assert view(app, "by_hour")["n"].sum() == len(rows(40))
+
+
 def test_native_steps_and_streams_given_out_are_spark_dataframes(spark, tmp_path):
     from pyspark.sql import functions as F
 

@@ -216,11 +216,13 @@ class _Query:
             self.sink.stages = self._stages()
         if tasks_write_outputs(self.begun.options.master):
             self.sink.outputs = self._outputs()
+        # The scheme is said, as where there is none Spark takes that of its default file system, perhaps HDFS.
+        checkpoint = f"file://{self.begun.job.folder.absolute() / 'checkpoint'}"
         writer = (
             frames.writeStream.queryName(self.begun.job.app)
             .foreachBatch(self.sink)
             .outputMode("append")
-            .option("checkpointLocation", str(self.begun.job.folder.absolute() / "checkpoint"))
+            .option("checkpointLocation", checkpoint)
         )
         if self.begun.options.until == "caught-up":
             writer = writer.trigger(availableNow=True)
