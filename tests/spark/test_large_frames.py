@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -30,7 +29,8 @@ def test_a_task_may_make_more_rows_than_the_driver_has_memory(tmp_path):
         heaps = set()
         while driver.poll() is None:
             heaps |= _heaps(driver.pid)
-            time.sleep(1)
+            with suppress(subprocess.TimeoutExpired):
+                driver.wait(1)
         said, _ = driver.communicate()
     assert driver.returncode == 0
     # 128 MiB has the JVM that tells how to start the driver's
