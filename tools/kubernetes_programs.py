@@ -1,7 +1,9 @@
-"""Build what the tests of deploy/kubernetes run: Kubernetes itself, and its DNS server, from the Go module proxy.
+"""Build what the tests of deploy/kubernetes run, from the Go module proxy: Kubernetes, and what a cluster has beside it.
+
+That is a DNS server and a registry of images.
 
 They are published as modules, not as programs, so each build has a module of its own that names what it is made of. On two quiet
-cores that takes about twenty minutes; the programs are kept in the user's cache.
+cores that takes about half an hour; the programs are kept in the user's cache.
 """
 
 from __future__ import annotations
@@ -12,12 +14,12 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from processes import say
 
 VERSION = "1.34.4"
-DNS_VERSION = "1.12.4"
 FOLDER = Path.home() / f".cache/millstream/kubernetes-{VERSION}"
 COMMANDS = (
     "kube-apiserver",
@@ -27,8 +29,8 @@ COMMANDS = (
     "kubectl",  # Debian's does not know all that a kustomization.yaml of today has
     "kubelet",
 )
-DNS = "coredns"
-# A DNS server with the plugins that a cluster's names need; with all of them it takes five times as long to build.
+_PARTS = ("k8s.io/api", "k8s.io/apimachinery", "k8s.io/client-go")
+# With the plugins that a cluster's names need; with all of them it takes five times as long to build.
 _DNS_MAIN = """\
 package main
 
@@ -46,6 +48,39 @@ func main() {
 	coremain.Run()
 }
 """
+# With images in a folder; the clients of three clouds' storage are most of the rest.
+_REGISTRY_MAIN = """\
+package main
+
+import (
+	"os"
+
+	"github.com/distribution/distribution/v3/registry"
+	_ "github.com/distribution/distribution/v3/registry/storage/driver/filesystem"
+)
+
+func main() {
+	if registry.RootCmd.Execute() != nil {
+		os.Exit(1)
+	}
+}
+"""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that is made of the parts of a module."""
+
+    module: str
+    version: str
+    main: str
+
+
+# What is not Kubernetes's, by name.
+OTHERS = {
+    "coredns": Program("github.com/coredns/coredns", "1.12.4", _DNS_MAIN),
+    "registry": Program("github.com/distribution/distribution/v3", "3.1.2", _REGISTRY_MAIN),
+}
 
 
 class BuildError(Exception):
@@ -54,29 +89,33 @@ class BuildError(Exception):
 
 def why_not_built() -> str:
     """Build what is missing, if Go is here; say why not, "" if all is there."""
-    missing = [name for name in (*COMMANDS, DNS) if not (FOLDER / name).exists()]
+    missing = [name for name in (*COMMANDS, *OTHERS) if not (FOLDER / name).exists()]
     if not missing:
         return ""
     if not shutil.which("go"):
         return "Kubernetes is not built, and there is no Go here to build it with"
-    say(f"building {', '.join(missing)}, about twenty minutes")
+    say(f"building {', '.join(missing)}, about half an hour")
     FOLDER.mkdir(parents=True, exist_ok=True)
     try:
         # A folder beside it: what is built is renamed, so a program is there whole or not at all.
         with tempfile.TemporaryDirectory(dir=FOLDER.parent) as folder:
-            if commands := [name for name in missing if name != DNS]:
-                build_kubernetes(Path(folder), commands)
-            if DNS in missing:
-                build_dns(Path(folder))
-            for name in missing:
-                (Path(folder) / "bin" / name).replace(FOLDER / name)
+            if commands := [name for name in missing if name in COMMANDS]:
+                keep(build_kubernetes(Path(folder), commands))
+            for name in (name for name in missing if name in OTHERS):
+                keep(build_other(Path(folder), name))
     except BuildError as error:
         return f"go could not build Kubernetes and said: {error}"
     return ""
 
 
-def build_kubernetes(folder: Path, commands: Sequence[str]) -> None:
-    """Build these programs of Kubernetes.
+def keep(built: Path) -> None:
+    """Move what was built to where it is kept, also if the next one can't be built."""
+    for program in built.iterdir():
+        program.replace(FOLDER / program.name)
+
+
+def build_kubernetes(folder: Path, commands: Sequence[str]) -> Path:
+    """Build these programs of Kubernetes; return the folder that they are in.
 
     Its module replaces its parts by folders of its repository. They are published too, as versions 0.x of their own.
     """
@@ -94,19 +133,20 @@ def build_kubernetes(folder: Path, commands: Sequence[str]) -> None:
     flags = " ".join(["-s -w", *(f"-X {version}.{name}={value}" for name, value in said.items())])
     packages = [f"k8s.io/kubernetes/cmd/{name}" for name in commands]
     go(module, "build", f"-ldflags={flags}", "-o", f"{folder}/bin/", *packages)
+    return folder / "bin"
 
 
-def build_dns(folder: Path) -> None:
-    """Build the DNS server."""
-    module = folder / "dns"
+def build_other(folder: Path, name: str) -> Path:
+    """Build a program that is not Kubernetes's, with the same version of Kubernetes's client; return its folder."""
+    program = OTHERS[name]
+    module = folder / name
     module.mkdir()
-    (module / "main.go").write_text(_DNS_MAIN)
-    go(module, "mod", "init", "dns-for-tests")
-    parts = ("k8s.io/api", "k8s.io/apimachinery", "k8s.io/client-go")
-    replacements = [f"-replace={part}={part}@{part_version()}" for part in parts]
-    needs = f"-require=github.com/coredns/coredns@v{DNS_VERSION}"
-    go(module, "mod", "edit", needs, *replacements)
-    go(module, "build", "-ldflags=-s -w", "-o", f"{folder}/bin/{DNS}", ".")
+    (module / "main.go").write_text(program.main)
+    go(module, "mod", "init", f"{name}-for-tests")
+    replacements = [f"-replace={part}={part}@{part_version()}" for part in _PARTS]
+    go(module, "mod", "edit", f"-require={program.module}@v{program.version}", *replacements)
+    go(module, "build", "-ldflags=-s -w", "-o", f"{folder}/bin/{name}", ".")
+    return folder / "bin"
 
 
 def part_version() -> str:
