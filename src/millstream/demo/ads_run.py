@@ -228,7 +228,7 @@ class _Pipeline:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class DemoComparison:
     """How the results differ from the independent computation: rows that are too many, or missing."""
 
     outputs: int
@@ -257,7 +257,7 @@ def compare(
 
 def compare_results(
     log: EventLog, wanted: ads_expected.ExpectedResults, console: Console, *, state: Path
-) -> Comparison:
+) -> DemoComparison:
     """Compare views and topics with what they must hold; print it."""
     console.print("Comparing with one batch computation over the raw log:")
     found = {name: topic_rows(log, name, rows) for name, rows in wanted.topics.items()}
@@ -273,7 +273,7 @@ def compare_results(
             outputs, rows = outputs + 1, rows + those.height
             for only in wrong:
                 wrong[only] += int(differing.filter(pl.col("only") == only)["times"].sum())
-    return Comparison(outputs, rows, too_many=wrong["found"], missing=wrong["expected"])
+    return DemoComparison(outputs, rows, too_many=wrong["found"], missing=wrong["expected"])
 
 
 def topic_rows(log: EventLog, topic: str, like: pl.DataFrame) -> pl.DataFrame:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from millstream.demo.ads_run import Comparison
+from millstream.demo.ads_run import DemoComparison
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class LiveStory:
     recovered_s: Sequence[float]
     alarms: int
     caught_s: Sequence[float]
-    comparison: Comparison
+    comparison: DemoComparison
     interrupted: bool = False
 
     def freshness_s(self, share: float) -> float:

@@ -18,7 +18,7 @@ import polars as pl
 
 from millstream.demo.ads_events import PARTITIONS, TOPIC
 from millstream.demo.ads_pipeline import APP
-from millstream.demo.ads_run import Comparison
+from millstream.demo.ads_run import DemoComparison
 from millstream.demo.live_events import SPEED, BotVisit, LiveInput
 from millstream.demo.live_pipeline import CLICK_ALARMS
 from millstream.demo.live_story import LiveStory
@@ -172,7 +172,7 @@ class LiveWatch:
         behind = "" if oldest is None else f", {self.clock() - oldest:.1f} s behind"
         return f"{arrived:,} records, {sum(self._position):,} of them in the views{behind}"
 
-    def story(self, seconds: float, comparison: Comparison, *, interrupted: bool) -> LiveStory:
+    def story(self, seconds: float, comparison: DemoComparison, *, interrupted: bool) -> LiveStory:
         """Return the figures of a run that lasted so long."""
         store = self._opened()
         assert store is not None

@@ -9,7 +9,7 @@ import pytest
 
 from millstream.demo.ads_events import PARTITIONS, TOPIC
 from millstream.demo.ads_pipeline import APP
-from millstream.demo.ads_run import Comparison
+from millstream.demo.ads_run import DemoComparison
 from millstream.demo.live_events import START_US, LiveInput
 from millstream.demo.live_story import LiveStory
 from millstream.demo.live_watch import LiveWatch
@@ -18,7 +18,7 @@ from millstream.views.state_store.sqlite_store import SqliteStateStore
 from millstream.views.state_store.store import Fence, ViewChange, ViewSchema
 
 START = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=START_US)
-EQUAL = Comparison(outputs=8, rows=1_234, too_many=0, missing=0)
+EQUAL = DemoComparison(outputs=8, rows=1_234, too_many=0, missing=0)
 
 
 def alarms(*minutes):
