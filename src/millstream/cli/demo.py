@@ -12,7 +12,9 @@ from millstream.cli.tables import Choice
 from millstream.client.address import log_folder
 from millstream.demo.ads_chaos import run_chaos
 from millstream.demo.ads_input import AdsInput
-from millstream.demo.ads_run import AdsOptions, run_ads
+from millstream.demo.ads_run import NO_PAGE, AdsOptions, run_ads
+from millstream.demo.live_run import TERMINAL_S, UNATTENDED_S, LiveOptions, run_live
+from millstream.pipeline.engine_choice import EngineName, choose_engine
 from millstream.views.server.server import LISTEN_DEFAULT
 
 
@@ -81,6 +83,24 @@ def demo() -> None:
 @click.option(
     "--master", metavar="URL", help="Run on this Spark cluster, such as spark://host:7077."
 )
+@click.option(
+    "--engine",
+    type=Choice(["spark", "local"]),
+    help="What runs the pipeline: Spark, or one process without Java. By default MILLSTREAM_ENGINE, or Spark.",
+)
+@click.option(
+    "--live/--no-live",
+    default=None,
+    help="Go on with live events after the week: a bot is caught, the pipeline is killed. [default: with the week, "
+    "a page, and a log that is a folder; not with --chaos or --master]",
+)
+@click.option(
+    "--live-for",
+    "live_s",
+    type=click.FloatRange(min=10),
+    metavar="SECONDS",
+    help="How long live events arrive. [default: in a terminal until Ctrl-C, half an hour at most; else a minute]",
+)
 @click.option("--fresh", is_flag=True, help="Start over, even if a run was interrupted.")
 @click.option(
     "--page",
@@ -109,6 +129,9 @@ def ads(
     chaos: bool,
     no_kills: bool,
     master: str | None,
+    engine: EngineName | None,
+    live: bool | None,
+    live_s: float | None,
     fresh: bool,
     stay: bool | None,
 ) -> None:
@@ -120,9 +143,13 @@ def ads(
     At the end all of it is compared with a plain computation over the raw log. Kill it at any moment
     and start it again: it resumes, and the result is the same.
 
+    Then events go on arriving: the page moves, a bot that clicks ads raises an alarm, and the pipeline
+    is killed and goes on. After Ctrl-C all is compared again, and told in figures.
+
     \b
     Examples:
       millstream demo ads
+      millstream demo ads --engine local
       millstream demo ads --chaos
       millstream demo ads --input generated --rate 5000 --minutes 5 --fresh
       millstream demo ads --speed 360000 --seed 7 --fresh --page none
@@ -132,14 +159,25 @@ def ads(
     """
     console = Console()
     given = AdsInput(source, seed, rate, minutes, chaos=chaos)
+    where = folder or log_folder(log) or Path("demo-data")
+    stays = console.is_terminal if stay is None else stay
+    if live is None:
+        local = master is None and log_folder(log) is not None
+        live = source == "week" and local and not chaos and page != NO_PAGE
     options = AdsOptions(
         log=log,
-        folder=folder or log_folder(log) or Path("demo-data"),
+        folder=where,
         input=given,
         speed=speed or given.speed,
         fresh=fresh,
         master=master,
         page=page,
-        stay=console.is_terminal if stay is None else stay,
+        stay=stays and not live,
+        engine=engine,
     )
-    context.exit((run_chaos if chaos and not no_kills else run_ads)(options, console))
+    code = (run_chaos if chaos and not no_kills else run_ads)(options, console)
+    if code == 0 and live:
+        seconds = live_s or (TERMINAL_S if console.is_terminal else UNATTENDED_S)
+        chosen = choose_engine(engine)
+        code = run_live(LiveOptions(where, page, chosen, seconds, seed, stays), console)
+    context.exit(code)

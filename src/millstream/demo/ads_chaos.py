@@ -78,7 +78,8 @@ class ChaosRun:
         given = self.options.input
         words = [sys.executable, "-m", "millstream", "demo", "ads", "--chaos", "--no-kills"]
         words += ["--log", str(self.options.log), "--folder", str(self.options.folder)]
-        words += ["--page", NO_PAGE, "--no-stay"]
+        words += ["--page", NO_PAGE, "--no-stay", "--no-live"]
+        words += ["--engine", self.options.engine] if self.options.engine else []
         words += ["--master", self.options.master] if self.options.master else []
         words += ["--input", given.source, "--seed", str(given.seed), "--rate", str(given.rate)]
         words += ["--minutes", str(given.minutes), "--speed", str(self.options.speed)]

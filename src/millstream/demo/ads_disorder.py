@@ -69,6 +69,11 @@ class DisorderedRecords:
         counts = dict(self.order["partition"].value_counts().rows())
         return [counts.get(partition, 0) for partition in range(PARTITIONS)]
 
+    @property
+    def last_heartbeats(self) -> pl.DataFrame:
+        """The rows of the heartbeats that come after everything else: they close all windows."""
+        return self.order.tail(PARTITIONS)
+
     def records(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Write some rows of ``order`` out: key, value and timestamp_ms of each record."""
         records = self.events[rows["event"]].hstack(rows.select("sent_us", "received_us", "broken"))

@@ -48,9 +48,9 @@ class ExpectedResults:
 
 
 def expected_results(
-    log: EventLog, clients: Mapping[str, Client], stop: StopRule
+    log: EventLog, clients: Mapping[str, Client], stop: StopRule, *, live: bool = False
 ) -> ExpectedResults:
-    """Compute everything from the records of the log."""
+    """Compute everything from the records of the log; of the ``live`` part the alarms, too."""
     records = pl.concat(_records(log, number) for number in range(log.topics()[_TOPIC].partitions))
     judged = _with_lateness(records)
     late = judged.filter("late")
@@ -63,6 +63,7 @@ def expected_results(
             "spend_by_day": days,
             "stopped_ads": stops,
             "late_events": _late(late),
+            **({"click_alarms": _click_alarms(once)} if live else {}),
         },
         topics={"decisions": decisions, "budget-events": events, "ad-stops": stops},
     )
@@ -155,9 +156,30 @@ def _rates(once: pl.DataFrame, size: str) -> pl.DataFrame:
     )
 
 
+def _click_alarms(once: pl.DataFrame) -> pl.DataFrame:
+    """Find the minutes in which more than a quarter of a client's impressions were clicked, ten at least."""
+    found = []
+    counts: dict[tuple[datetime, str], list[int]] = defaultdict(lambda: [0, 0])
+    for at, client, kind in once.select("at", "client", "kind").iter_rows():
+        minute = _ORIGIN + timedelta(minutes=at // 60_000_000)
+        counts[minute, client][0] += kind == "impression"
+        counts[minute, client][1] += kind == "click"
+    for (minute, client), (shown, clicked) in counts.items():
+        if clicked >= 10 and shown < 4 * clicked:
+            found.append((minute, minute + timedelta(minutes=1), client, shown, clicked))
+    schema = {
+        "window_start": pl.Datetime("us", "UTC"),
+        "window_end": pl.Datetime("us", "UTC"),
+        "client": pl.String(),
+        "shown": pl.Int64(),
+        "clicked": pl.Int64(),
+    }
+    return pl.DataFrame(found, schema=schema, orient="row").sort("window_start", "client")
+
+
 def _stopped_ads(once: pl.DataFrame, stop: StopRule) -> pl.DataFrame:
     """Find the first time that an ad was below the floor in enough windows in a row."""
-    size = {"12 hours": "12h", "1 minute": "1m"}[stop.window]
+    size = {"12 hours": "12h", "10 minutes": "10m", "1 minute": "1m"}[stop.window]
     enough = _rates(once, size).filter(pl.col("shown") >= stop.shown_min).sort("window_start")
     found = []
     for (ad,), windows in enough.partition_by("ad", as_dict=True).items():

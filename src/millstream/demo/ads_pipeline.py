@@ -46,11 +46,17 @@ def build(
 
 def declare(app: ms.App, clients: Mapping[str, Client], stop: StopRule) -> None:
     """Declare the pipeline in an app, wherever its log, state and store are."""
+    declare_outputs(app, clients, stop)
+    add_dashboard(app)
+
+
+def declare_outputs(app: ms.App, clients: Mapping[str, Client], stop: StopRule) -> ms.Stream:
+    """Declare views and topics, without the page; return the events, each once."""
     once = deduplicated_events(app)
     add_rates(once, smoothed_rate())
     add_spending(once, client_table(app, clients))
     add_stopped_ads(once, stop, smoothed_rate()).to(AD_STOPS, key="ad")
-    add_dashboard(app)
+    return once
 
 
 def deduplicated_events(app: ms.App) -> ms.Stream:

@@ -36,6 +36,7 @@ from millstream.demo.display import Display
 from millstream.demo.feed import FeedThread, create_topic, remaining
 from millstream.demo.folder import DemoRun, mark_completed, prepare
 from millstream.errors import ConfigError, EnvironmentProblem
+from millstream.pipeline.engine_choice import EngineName, choose_engine
 from millstream.views.dead_letter_relay import dead_letter_topic
 from millstream.views.reader import state_store_path
 from millstream.views.runs.progress import Progress
@@ -53,6 +54,7 @@ class AdsOptions:
 
     ``folder`` holds the mark, state and views, and is the log itself where that is no address of
     brokers. ``page``: where to serve it, or ``"none"``. ``master``: the Spark cluster, if not here.
+    ``engine`` is that of :meth:`millstream.App.run`.
     """
 
     log: Path | str
@@ -63,6 +65,7 @@ class AdsOptions:
     master: str | None = None
     page: str = NO_PAGE
     stay: bool = False
+    engine: EngineName | None = None
 
 
 def run_ads(options: AdsOptions, console: Console) -> int:
@@ -184,12 +187,13 @@ class _Pipeline:
         given = chosen.input
         app = build(chosen.log, given.clients, given.stop_rule, state=chosen.folder)
         with (
-            Display(self._console, url=url) as display,
+            Display(self._console, url=url, engine=choose_engine(chosen.engine)) as display,
             FeedThread(chosen.log, self._travel, chosen.speed) as feeding,
         ):
             try:
                 report = app.run(
                     until=self._all_read if self._waits else "caught-up",
+                    engine=chosen.engine,
                     master=chosen.master,
                     on_progress=lambda progress: self._take(display, feeding, progress),
                 )
@@ -223,6 +227,20 @@ class _Pipeline:
         )
 
 
+@dataclass(frozen=True)
+class DemoComparison:
+    """How the results differ from the independent computation: rows that are too many, or missing."""
+
+    outputs: int
+    rows: int
+    too_many: int
+    missing: int
+
+    @property
+    def equal(self) -> bool:
+        return self.too_many == self.missing == 0
+
+
 def compare(
     log: Path | str, given: AdsInput, console: Console, *, state: Path | None = None
 ) -> bool:
@@ -230,21 +248,32 @@ def compare(
 
     ``state`` is the folder of state and views; the log's own, if not given.
     """
-    console.print("Comparing with one batch computation over the raw log:")
     with connect(log) as opened:
         wanted = ads_expected.expected_results(opened, given.clients, given.stop_rule)
-        found = {name: topic_rows(opened, name, rows) for name, rows in wanted.topics.items()}
-    with SqliteStateStore(
-        state_store_path(log if state is None else state, APP), readonly=True
-    ) as store:
+        return compare_results(
+            opened, wanted, console, state=Path(log if state is None else state)
+        ).equal
+
+
+def compare_results(
+    log: EventLog, wanted: ads_expected.ExpectedResults, console: Console, *, state: Path
+) -> DemoComparison:
+    """Compare views and topics with what they must hold; print it."""
+    console.print("Comparing with one batch computation over the raw log:")
+    found = {name: topic_rows(log, name, rows) for name, rows in wanted.topics.items()}
+    with SqliteStateStore(state_store_path(state, APP), readonly=True) as store:
         views = {name: store.scan(name) for name in wanted.views}
     kinds = {"view": (views, wanted.views), "topic": (found, wanted.topics)}
-    equal = [
-        _print_comparison(f"{kind} {name}", tables[name], rows, console)
-        for kind, (tables, expected) in kinds.items()
-        for name, rows in expected.items()
-    ]
-    return all(equal)
+    outputs = rows = 0
+    wrong = {"found": 0, "expected": 0}
+    for kind, (tables, expected) in kinds.items():
+        for name, those in expected.items():
+            differing = ads_expected.difference(tables[name], those)
+            _print_comparison(f"{kind} {name}", differing, those.height, console)
+            outputs, rows = outputs + 1, rows + those.height
+            for only in wrong:
+                wrong[only] += int(differing.filter(pl.col("only") == only)["times"].sum())
+    return DemoComparison(outputs, rows, too_many=wrong["found"], missing=wrong["expected"])
 
 
 def topic_rows(log: EventLog, topic: str, like: pl.DataFrame) -> pl.DataFrame:
@@ -261,16 +290,12 @@ def topic_rows(log: EventLog, topic: str, like: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _print_comparison(
-    what: str, found: pl.DataFrame, expected: pl.DataFrame, console: Console
-) -> bool:
-    differing = ads_expected.difference(found, expected)
+def _print_comparison(what: str, differing: pl.DataFrame, rows: int, console: Console) -> None:
     if differing.is_empty():
-        console.print(f"  {what}: equal: {expected.height:,} rows", highlight=False)
-        return True
-    console.print(f"  {what}: {differing.height:,} rows differ from {expected.height:,} expected:")
+        console.print(f"  {what}: equal: {rows:,} rows", highlight=False)
+        return
+    console.print(f"  {what}: {differing.height:,} rows differ from {rows:,} expected:")
     console.print(_as_table(differing))
-    return False
 
 
 def _as_table(rows: pl.DataFrame, rows_max: int = 20) -> Table:

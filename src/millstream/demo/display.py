@@ -21,6 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from millstream.pipeline.engine_choice import EngineName
 from millstream.views.runs.progress import Progress
 
 CLIENTS_SHOWN = 10
@@ -73,12 +74,19 @@ class Display:
 
     Args:
         url: Where the page is, if there is one.
+        engine: What runs the pipeline.
 
     """
 
     def __init__(
-        self, console: Console, *, url: str = "", clock: Callable[[], float] = time.monotonic
+        self,
+        console: Console,
+        *,
+        url: str = "",
+        engine: EngineName = "spark",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._starting = "Starting Spark" if engine == "spark" else "Starting"
         self._console = console
         self._url = url
         self._clock = clock
@@ -88,11 +96,11 @@ class Display:
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
-            waiting = Text("Starting Spark …", style="dim")
+            waiting = Text(f"{self._starting} …", style="dim")
             self._live = Live(waiting, console=self._console, refresh_per_second=8)
             self._live.start()
         else:
-            self._console.print("Starting Spark.")
+            self._console.print(f"{self._starting}.")
         return self
 
     def __exit__(self, *_: object) -> None:

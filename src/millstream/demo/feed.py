@@ -18,6 +18,7 @@ from typing import Self, TypeVar
 import polars as pl
 
 from millstream.client import EventLog, connect
+from millstream.client.producer import Producer
 from millstream.demo.ads_disorder import DisorderedRecords
 from millstream.demo.ads_events import PARTITIONS, SECOND_US, TOPIC
 from millstream.errors import ConfigError, FolderOwnedError, MillstreamError
@@ -115,11 +116,17 @@ def feed(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], object] = time.sleep,
     stopped: Callable[[], bool] = lambda: False,
+    on_append: Callable[[pl.DataFrame], object] = lambda _rows: None,
+    closes: bool = False,
 ) -> int:
     """Write what the log lacks of the records; return how many were written.
 
     Each chunk is durable before the next begins, so what a crash leaves in a partition is always a
     beginning of its records.
+
+    Args:
+        on_append: Called with the rows of ``order`` that have been written, after each append.
+        closes: Write the last heartbeats also if it is stopped before; it cannot go on afterwards.
     """
     create_topic(log)
     written = 0
@@ -127,15 +134,23 @@ def feed(
         # Only as the owner is it sure that nobody, such as an older demo, still adds to these.
         rest = remaining(travel, log.end_offsets(TOPIC))
         for chunk in chunks(rest, speed=speed, clock=clock, pause=pause, stopped=stopped):
-            records = travel.records(chunk)
-            producer.send_many(
-                TOPIC,
-                keys=records["key"].to_arrow(),
-                values=records["value"].to_arrow(),
-                timestamps_ms=records["timestamp_ms"].to_arrow(),
-            ).result()
+            _append(producer, travel.records(chunk))
+            on_append(chunk)
             written += chunk.height
+        if closes and written < rest.height:
+            _append(producer, travel.records(travel.last_heartbeats))
+            on_append(travel.last_heartbeats)
+            written += travel.last_heartbeats.height
     return written
+
+
+def _append(producer: Producer, records: pl.DataFrame) -> None:
+    producer.send_many(
+        TOPIC,
+        keys=records["key"].to_arrow(),
+        values=records["value"].to_arrow(),
+        timestamps_ms=records["timestamp_ms"].to_arrow(),
+    ).result()
 
 
 class FeedThread:
@@ -144,7 +159,7 @@ class FeedThread:
     It holds after its first records until somebody reads them, so that the events pass before the eyes
     of whoever watches, not while Spark still starts. When it fails it calls ``interrupt``, which by
     default is Ctrl-C for the main thread, because the job would wait for records that do not come;
-    :meth:`check` then says why.
+    :meth:`check` then says why. ``on_append`` and ``closes`` are as in :func:`feed`; the thread calls the first.
     """
 
     def __init__(
@@ -154,11 +169,14 @@ class FeedThread:
         speed: float,
         *,
         interrupt: Callable[[], object] | None = None,
+        on_append: Callable[[pl.DataFrame], object] = lambda _rows: None,
+        closes: bool = False,
     ) -> None:
+        self._on_append, self._closes = on_append, closes
         self._interrupt = interrupt or interrupt_main
         self._interrupted = threading.Condition()
         self._go = self._ended = False
-        self._held_s = 0.0
+        self._gone_at_s: float | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(
             target=self._run,
@@ -172,10 +190,19 @@ class FeedThread:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Let the feed end where it is, and wait until it has."""
         with self._interrupted:
             self._ended = True
             self._interrupted.notify_all()
         self._thread.join()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended, by itself or not."""
+        return not self._thread.is_alive()
 
     def start(self) -> None:
         """Signal the feed that the pipeline reads what it writes."""
@@ -198,21 +225,23 @@ class FeedThread:
                     clock=self._clock,
                     pause=self._pause,
                     stopped=lambda: self._ended,
+                    on_append=self._on_append,
+                    closes=self._closes,
                 )
         except (MillstreamError, OSError) as error:
             self._error = error
             self._interrupt()
 
     def _clock(self) -> float:
-        """Return seconds that pass only after "go on"."""
-        return time.monotonic() - self._held_s
+        """Return the seconds that have passed since "go on"."""
+        return 0.0 if self._gone_at_s is None else time.monotonic() - self._gone_at_s
 
     def _pause(self, seconds: float) -> None:
         """Let seconds pass, unless the demo ends; the first time wait for "go on"."""
         with self._interrupted:
-            began = time.monotonic()
             self._interrupted.wait_for(lambda: self._go or self._ended)
-            self._held_s += time.monotonic() - began
+            if self._gone_at_s is None:
+                self._gone_at_s = time.monotonic()
             self._interrupted.wait_for(lambda: self._ended, seconds)
 
 

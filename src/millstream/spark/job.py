@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _WHOLE_STAGE = "spark.sql.codegen.wholeStage"
-_POLL_S = 0.02
+_POLL_S, _POLL_LAST_S = 0.02, 0.1  # whether the query is active is asked of the JVM
+_POLL_GROWTH = 1.05  # while no batch comes: 0.1 s after one and a half
 
 
 class SparkEngine:
@@ -272,18 +273,20 @@ class _Query:
             else time.monotonic() + self.begun.options.timeout_s
         )
         checked = 0
+        pause_s = _POLL_S
         with count_interrupts() as interrupts:
             while query.isActive:
                 if interrupts.count > 0 or stop_request_file(self.begun.job.folder).exists():
                     return self._drain(query, interrupts, "stopped")
                 if deadline is not None and time.monotonic() >= deadline:
                     return self._drain(query, interrupts, "timeout")
+                pause_s = min(pause_s * _POLL_GROWTH, _POLL_LAST_S)
                 if self.sink.totals.batches > checked:
-                    checked = self.sink.totals.batches
+                    checked, pause_s = self.sink.totals.batches, _POLL_S
                     ended = self.begun.why_ended(self.sink.totals)
                     if ended is not None:
                         return self._drain(query, interrupts, ended)
-                time.sleep(_POLL_S)
+                time.sleep(pause_s)
         return "caught-up"
 
     def _drain(self, query: StreamingQuery, interrupts: Interrupts, reason: str) -> str:

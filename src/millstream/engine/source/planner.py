@@ -51,6 +51,8 @@ _YIELD_BYTES = 64 << 20
 # besides its work; these take about 10 for a batch of 1,000 small records.
 _DRIVER_ROWS_MAX = 5_000
 _DRIVER_BYTES_MAX = 8 << 20
+_WAIT_S = 0.1
+_LOOK_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,26 @@ class LogPlanner:
             beats=self._pinned is None,
         )
         return self._with_arrival_times(at, self._with_removals(offset)).to_json()
+
+    def await_next_offset(
+        self, start: dict[str, Any], timeout_s: float = _WAIT_S
+    ) -> dict[str, Any]:
+        """Return where the batch that begins at ``start`` ends, as soon as one is due; ``start`` if none is in that time.
+
+        While nothing is due it looks at the ends of the log alone, which costs a hundredth of a plan. Records are
+        noticed within 10 milliseconds, and a batch that time makes due within ``timeout_s``.
+        """
+        end = self.next_offset(start)
+        if end != start or self._pinned is not None or self._spec.stop_request.exists():
+            return end
+        at = SourceOffset.from_json(start)
+        seen = {topic: at.offsets(topic) for topic in at.topics}
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            time.sleep(_LOOK_S)
+            if self._end_offsets()[1] != seen:
+                return self.next_offset(start)
+        return start
 
     def records_left(self, at: dict[str, Any]) -> int:
         """Return how many offsets are between an offset and the pinned ends."""

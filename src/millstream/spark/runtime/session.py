@@ -351,8 +351,9 @@ def _local_settings(cores: int, scratch: _Scratch) -> dict[str, str]:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         # The JVM moves frames and computes little: the quick compiler alone takes a third of the
-        # CPU off a start, and nothing is slower once warm.
-        _JVM_OPTIONS: f"-Djava.io.tmpdir={scratch.path} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+        # CPU off a start, and nothing is slower once warm. Java's first heap is a 64th of the machine's memory, of
+        # which an idle app would keep what its start has touched; a small one grows when there is something to hold.
+        _JVM_OPTIONS: f"-Djava.io.tmpdir={scratch.path} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xms64m"
         + ("" if scratch.archive is None else f" {scratch.archive.option}"),
         "spark.local.dir": str(scratch.path),
         "spark.ui.enabled": "false",

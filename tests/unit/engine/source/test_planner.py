@@ -1,6 +1,7 @@
 """The planner over a real log: what it writes into offsets, and what tasks get as the time."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -135,6 +136,37 @@ def test_a_stop_comes_before_everything_else(log, tmp_path):
     (tmp_path / "stop-request").touch()
     assert made.next_offset(start) == start
     assert (tmp_path / "stop-acknowledged").exists()
+
+
+LONG_S = 600.0  # no test waits so long
+
+
+def test_who_waits_for_a_batch_gets_it_when_a_record_comes(log, tmp_path):
+    made = planner(log, tmp_path, heartbeat_ms=None)
+    start = made.next_offset(made.initial_offset())
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(made.await_next_offset, start, LONG_S)
+        send(log, 5_000, partition=1)
+        end = waiting.result(LONG_S / 2)
+    assert [offset for offset, *_ in end["topics"]["events"]] == [0, 1]
+
+
+def test_who_waits_for_a_batch_gets_none_when_the_time_is_over(log, tmp_path):
+    made = planner(log, tmp_path, heartbeat_ms=None)
+    start = made.next_offset(made.initial_offset())
+    assert made.await_next_offset(start, 0.05) == start
+
+
+@pytest.mark.parametrize("why", ["stop", "pinned"])
+def test_nobody_waits_for_a_batch_that_cannot_come(log, tmp_path, why):
+    made = planner(log, tmp_path, heartbeat_ms=None)
+    start = made.next_offset(made.initial_offset())
+    if why == "stop":
+        (tmp_path / "stop-request").touch()
+    else:
+        made.pin_end_offsets()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(made.await_next_offset, start, LONG_S).result(LONG_S / 2) == start
 
 
 def test_partitions_that_are_ahead_wait_as_the_sinks_file_tells(log, tmp_path):

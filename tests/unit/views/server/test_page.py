@@ -277,6 +277,26 @@ def test_a_log_without_apps_says_what_to_do_and_shows_the_first_that_comes(tmp_p
         page.close()
 
 
+def test_the_page_comes_back_after_a_server_that_did_not_know_its_app(ads, tmp_path, chromium):
+    given(ads)
+    page = chromium.new_page()
+    page.set_default_timeout(WAIT_MS)
+    with serve(ads.log, listen="127.0.0.1:0") as first:
+        listen = first.url.removeprefix("http://").rstrip("/")
+        page.goto(first.url)
+        expect_text(page, "[data-count=read]", f"{ads.read:,}")
+    with serve(
+        tmp_path / "empty", listen=listen
+    ):  # its answer is an error, after which browsers do not try again
+        with page.expect_response(lambda response: response.status == 404):
+            pass
+        expect_text(page, "#state-text", "No connection, trying again")
+    ads.commit((10, 8, 5, 1, "0.10"))
+    with serve(ads.log, listen=listen):
+        expect_text(page, "[data-count=read]", f"{ads.read:,}")
+    page.close()
+
+
 def test_a_view_that_was_left_out_for_a_run_says_so_above_its_rows(ads, show):
     given(ads)
     ads.app.outputs = [one for one in ads.app.outputs if one.name != "budgets"]

@@ -17,6 +17,7 @@ const views = new Views();
 let app = null;
 let stream = null;
 let run = null;
+let wasLost = false;
 
 async function choose(name) {
   app = name;
@@ -47,7 +48,8 @@ function follow() {
 function update(newStatus) {
   notice(null);
   const newest = newStatus.runs.at(-1)?.run ?? null;
-  if (run !== null && newest !== null && newest !== run) describe(); // another program, perhaps
+  if (wasLost || (run !== null && newest !== null && newest !== run)) describe(); // another program, perhaps
+  wasLost = false;
   run = newest ?? run;
   status.update(newStatus);
   graph.count(newStatus.ledger.total);
@@ -60,8 +62,15 @@ function notice(text) {
 }
 
 function lost() {
+  wasLost = true;
   byId("state").dataset.state = "lost";
   byId("state-text").textContent = "No connection, trying again";
+  // A browser gives up where it gets an error for an answer, as from a server whose app has still to begin.
+  if (stream?.readyState === EventSource.CLOSED) setTimeout(followAgain, RETRY_MS);
+}
+
+function followAgain() {
+  if (stream?.readyState === EventSource.CLOSED && !document.hidden) follow();
 }
 
 byId("app").addEventListener("change", () => { location.hash = encodeURIComponent(byId("app").value); });
