@@ -197,8 +197,10 @@ class OpenSearchWriter:
                 f"{name!r} of {self._client.shown} is {len(found)} indexes, or a data stream, and a document has a version in one "
                 "index alone. Give the name of an index, or of an alias of one."
             )
-        settings = next(iter(found.values())).get("settings", {})
-        if settings.get("index.translog.durability", "").lower() == "async":
+        said = next(iter(found.values()))
+        if not isinstance(said, Mapping) or "settings" not in said:
+            raise ConfigError(f"{self._client.shown} is no OpenSearch. Correct the address.")
+        if said["settings"].get("index.translog.durability", "").lower() == "async":
             raise ConfigError(
                 f"the index {name!r} of {self._client.shown} has index.translog.durability async, so it would lose what it has "
                 "acknowledged. Set it to request."
@@ -206,13 +208,13 @@ class OpenSearchWriter:
 
     def _begun(self, sink: str) -> int:
         """Return when this sink began, in seconds: it is noted by the first run."""
-        place = f"/{NOTES}/%s/{quote(sink, safe='')}"
+        note = quote(sink, safe="")
         now_s = int(self._sink.clock_s())
         body = json.dumps({"index": self._sink.index, "begun_s": now_s}).encode()
-        status, _ = self._client.ask("PUT", place % "_create", body)
+        status, _ = self._client.ask("PUT", f"/{NOTES}/_create/{note}", body)
         if status != _CONFLICT:
             return now_s
-        _, found = self._client.ask("GET", place % "_doc")
+        _, found = self._client.ask("GET", f"/{NOTES}/_doc/{note}")
         begun_s = found.get("_source", {}).get("begun_s")
         if type(begun_s) is not int or not _EPOCH_S <= begun_s < _EPOCH_S + 2**31:
             raise ConfigError(
