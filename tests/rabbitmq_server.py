@@ -122,7 +122,9 @@ class RabbitServer:
             "RABBITMQ_CONF_ENV_FILE": str(folder / "env.conf"),
         }
         with (folder / "said").open("ab") as said:
-            return subprocess.Popen(command, env=env, stdout=said, stderr=said, cwd=folder, start_new_session=True)
+            return subprocess.Popen(
+                command, env=env, stdout=said, stderr=said, cwd=folder, start_new_session=True
+            )
 
     def __enter__(self):
         self.start()

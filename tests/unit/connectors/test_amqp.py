@@ -28,7 +28,9 @@ from millstream.connectors.connector import BYTES_MAX
 from millstream.errors import ConfigError, RetriableError
 from millstream.testing.connectors import SourceContract
 
-exceptions = pytest.importorskip("pika.exceptions", reason="the client of AMQP is not installed here")
+exceptions = pytest.importorskip(
+    "pika.exceptions", reason="the client of AMQP is not installed here"
+)
 _WAIT_S = 120.0
 
 
@@ -69,6 +71,7 @@ class Queue:
         self.server.start()
 
 
+@pytest.mark.long
 class TestAmqp(SourceContract):
     rounds = 6
 
@@ -94,7 +97,13 @@ class QueueOfIds(Queue):
         )
 
 
-class TestAmqpOfMessagesWithIds(TestAmqp):
+class TestAmqpOfMessagesWithIds(SourceContract):
+    rounds = 6
+
+    @pytest.fixture(autouse=True)
+    def _server(self, server):
+        self.server = server
+
     @contextmanager
     def outside(self, folder):
         yield QueueOfIds(self.server, prefetch=20)
@@ -123,7 +132,14 @@ def values(log):
 def test_a_message_is_a_record_with_its_routing_key_time_and_headers(queue, tmp_path):
     made_s = 1_700_000_000
     given = {
-        "headers": {"text": "größer", "raw": b"\xff", "n": 7, "none": None, "ok": True, "list": [1, "a"]},
+        "headers": {
+            "text": "größer",
+            "raw": b"\xff",
+            "n": 7,
+            "none": None,
+            "ok": True,
+            "list": [1, "a"],
+        },
         "message_id": "m-1",
         "timestamp": made_s,
         "content_type": "application/json",
@@ -237,19 +253,17 @@ def test_headers_that_the_client_cannot_decode_are_one_error(queue, tmp_path, mo
         run(queue, tmp_path / "log")
 
 
-def test_what_a_broker_refuses_is_an_error_and_one_that_is_away_is_tried_again(
-    queue, monkeypatch
-):
+def test_what_a_broker_refuses_is_an_error_and_one_that_is_away_is_tried_again(queue, monkeypatch):
     url, name = queue.server.url, queue.name
-    with pytest.raises(ConfigError, match="no queue 'absent'.*Correct the queue"):
+    with pytest.raises(ConfigError, match=r"no queue 'absent'.*Correct the queue"):
         ms.amqp(url, "absent").open({})
     with pytest.raises(ConfigError, match="vhost absent not found"):
         ms.amqp(f"{url}/absent", name).open({})
-    with pytest.raises(ConfigError, match="refuses the source. Correct the user") as raised:
+    with pytest.raises(ConfigError, match=r"refuses the source. Correct the user") as raised:
         ms.amqp(url.replace("//", "//guest:wrong@"), name).open({})
     assert "wrong" not in str(raised.value)
     monkeypatch.setenv("MILLSTREAM_SOURCE_PASSWORD", "wrong")
-    with pytest.raises(ConfigError, match="refuses the source. Correct the user"):
+    with pytest.raises(ConfigError, match=r"refuses the source. Correct the user"):
         ms.amqp(url, name).open({})
     ms.amqp(url.replace("//", "//guest:guest@") + "/%2F", name).open({}).close()
     with pytest.raises(RetriableError, match="Connection refused"):
@@ -260,7 +274,10 @@ def test_a_broker_that_is_partly_down_is_tried_again(queue, monkeypatch):
     """Of what takes a cluster, the broker's own text."""
     with closing(ms.amqp(queue.server.url, queue.name).open({})) as reader:
         for text, kind in (
-            ("NOT_FOUND - home node 'a' of durable queue 'q' is down or inaccessible", RetriableError),
+            (
+                "NOT_FOUND - home node 'a' of durable queue 'q' is down or inaccessible",
+                RetriableError,
+            ),
             ("NOT_ALLOWED - connection limit (2) is reached", RetriableError),
             ("NOT_FOUND - no queue 'q' in vhost '/'", ConfigError),
         ):
@@ -303,7 +320,7 @@ def test_a_stream_is_refused(server):
 def test_tls_checks_the_server(queue, tmp_path, monkeypatch):
     server = queue.server
     url = f"amqps://127.0.0.1:{server.tls_port}"
-    with pytest.raises(ConfigError, match="certificate that is not trusted.*SSL_CERT_FILE"):
+    with pytest.raises(ConfigError, match=r"certificate that is not trusted.*SSL_CERT_FILE"):
         ms.amqp(url, queue.name).open({})
     monkeypatch.setenv("SSL_CERT_FILE", str(server.folder / "server.crt"))
     assert ssl.create_default_context().get_ca_certs()

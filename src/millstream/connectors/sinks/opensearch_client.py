@@ -90,11 +90,10 @@ class OpenSearchClient:
 def reason_of(found: Mapping[str, Any]) -> str:
     """Return what the JSON of a response says of an error, as the end of a sentence; "" if nothing."""
     error = found.get("error")
-    if isinstance(error, Mapping):
-        cause = error.get("caused_by")
-        inner = reason_of({"error": cause}).removeprefix(":") if isinstance(cause, Mapping) else ""
-        return f": {error.get('type')}, {error.get('reason')}" + (f" ({inner.strip()})" * bool(inner))
-    return f": {error}" if error else ""
+    if not isinstance(error, Mapping):
+        return f": {error}" if error else ""
+    inner = reason_of({"error": error.get("caused_by")}).removeprefix(": ")
+    return f": {error.get('type')}, {error.get('reason')}" + (f" ({inner})" if inner else "")
 
 
 def _json(body: bytes) -> Mapping[str, Any]:

@@ -272,7 +272,7 @@ def to_opensearch(
     is_name = isinstance(index, str) and len(index.encode(errors="replace")) <= _NAME_BYTES_MAX
     if not is_name or not _NAME.fullmatch(index):
         raise ConfigError(
-            f"index is {index!r}. Give up to 255 bytes without capital letters, spaces and \\ / * ? \" < > | , # :, which do not "
+            f'index is {index!r}. Give up to 255 bytes without capital letters, spaces and \\ / * ? " < > | , # :, which do not '
             "begin with - _ + or a dot."
         )
     if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= 100_000:

@@ -73,7 +73,12 @@ def _parsed(options: Mapping[str, str], known: Options) -> dict[str, Any]:
     return parsed
 
 
-_NEEDED = {"table": "NAME", "index": "NAME", "to": "ops@example.com", "sender": "millstream@example.com"}
+_NEEDED = {
+    "table": "NAME",
+    "index": "NAME",
+    "to": "ops@example.com",
+    "sender": "millstream@example.com",
+}
 _MAKERS: dict[str, tuple[Callable[..., SinkConnector], Options]] = {
     **dict.fromkeys(("http", "https"), (to_http, _HTTP)),
     **dict.fromkeys(("redis", "rediss"), (to_redis, _REDIS)),
