@@ -104,7 +104,7 @@ def letters(log_folder):
 
 
 def test_a_document_is_the_last_row_of_its_key_as_the_record_has_it(index, tmp_path):
-    raw = b'{"text":\n "gr\xc3\xb6\xc3\x9fer", "big": 12345678901234567.89, "list": [1, 2.50], "in": {"a": null}}'
+    raw = b'{"text":\n "gr\xc3\xb6\xc3\x9fer", "big": 12345678901234567.89, "list": [1.5, 2.50], "in": {"a": null}}'
     send(
         tmp_path / "log",
         ("grün/ä?#".encode(), {"seq": 1}),
@@ -116,7 +116,7 @@ def test_a_document_is_the_last_row_of_its_key_as_the_record_has_it(index, tmp_p
         (b"back", None),
         (b"back", {"seq": 2}),
     )
-    assert run(index.connector(), tmp_path / "log").dead == 0
+    assert not run(index.connector(), tmp_path / "log").dead, letters(tmp_path / "log")
     assert index.server.documents(index.name) == {"grün/ä?#": json.loads(raw), "back": {"seq": 2}}
     _, found = index.server.ask("GET", f"/{index.name}/_settings?flat_settings=true")
     assert "index.refresh_interval" not in found[index.name]["settings"]
@@ -273,7 +273,7 @@ def test_an_overloaded_server_is_tried_again_and_gets_all(index, tmp_path, fault
     assert (status.records, status.dead, faulty.faults) == (40, 0, [])
     problems = {each.problem for each in seen if each.state == "retrying"}
     wanted = {"partial": "did not take 7 of 15 changes: rejected", "after": "responded 504"}
-    text = wanted.get(fault, f"responded {fault}: busy")
+    text = wanted.get(fault, f"responded {fault}.")
     assert any(text in problem for problem in problems), problems
     assert index.server.documents(index.name) == {key.decode(): row for key, row in rows}
 

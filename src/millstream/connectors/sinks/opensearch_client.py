@@ -50,7 +50,7 @@ class OpenSearchClient:
     def ask(
         self, method: str, target: str, body: bytes | None = None
     ) -> tuple[int, Mapping[str, Any]]:
-        """Return the status of the response, and its JSON; see the module.
+        """Return the status of the response, and the JSON of one of 2xx; see the module.
 
         Raises:
             RetriableError: the server does not respond, or has no room.
@@ -66,10 +66,9 @@ class OpenSearchClient:
             if error.retriable:
                 raise RetriableError(f"{error}. It is tried again.") from None
             raise ConfigError(f"{error}. Correct the address, and start the sink again.") from None
-        found = _json(answer.body)
         if 200 <= answer.status < 300 or answer.status in _FOR_WHO_ASKED:
-            return answer.status, found
-        where = f"{self.shown} responded {answer.status}{reason_of(found)}"
+            return answer.status, _json(answer.body)
+        where = f"{self.shown} responded {answer.status}"
         if answer.status == 429 or answer.status >= 500:
             later = RetriableError(f"{where}. It is tried again.")
             asked_s = retry_after_s(answer.headers.get("retry-after"), time.time())

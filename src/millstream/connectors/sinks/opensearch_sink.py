@@ -48,7 +48,7 @@ _NAME_BYTES_MAX = 255
 _ID_BYTES_MAX = 512
 _EPOCH_S = 1_577_836_800  # 2020-01-01: versions have 63 bits, of which the number has 32
 _NUMBER_BITS = 32
-_TARGET = "/_bulk?filter_path=errors,error,items.*.status,items.*.error"
+_TARGET = "/_bulk?filter_path=items.*.status,items.*.error"
 _FOUND, _NOT_FOUND, _CONFLICT, _TOO_LARGE = 200, 404, 409, 413
 _REFUSED = 400
 
@@ -146,8 +146,8 @@ class OpenSearchWriter:
         items = found.get("items", [])
         if status != _FOUND or len(items) != len(changes):
             raise ConfigError(
-                f"{self._client.shown} responded {status} to a bulk of {len(changes)} changes, and not as OpenSearch does"
-                f"{reason_of(found)}. Correct the address."
+                f"{self._client.shown} responded {status} to a bulk of {len(changes)} changes, and not as OpenSearch does. "
+                "Correct the address."
             )
         self._judge([next(iter(item.values())) for item in items], changes, refused)
 
