@@ -45,7 +45,7 @@ UV_NAMES = {
 # What a command needs of `pyproject.toml`, in uv's words.
 DEMO = "--extra spark --extra ui"
 TEST = f"{DEMO} --extra kafka --extra s3 --extra notebook --group clients --group test"
-TARGETS = "--extra redis --extra tantivy --extra iceberg --extra delta --extra mqtt"
+TARGETS = "--extra redis --extra tantivy --extra iceberg --extra delta --extra mqtt --extra amqp"
 DOCS = "--group docs"
 ALL = (
     f"{TEST} --extra postgres --extra mysql --extra mongodb {TARGETS} "

@@ -29,6 +29,7 @@ SINKS = (
     "duckdb-added",
     "email",
     "digest",
+    "opensearch",
 )
 TABLE = "CREATE TABLE {name} (id BIGINT{key}, customer INT NOT NULL, product VARCHAR(40), cents BIGINT, placed {time})"
 
@@ -43,6 +44,8 @@ def connector_of(name: str, place: str) -> Any:
     if kind in ("mariadb", "duckdb"):
         make = ms.to_mariadb if kind == "mariadb" else ms.to_duckdb
         return make(place, table=how.replace("-", "_"), key="id" if how == "by-key" else None)
+    if kind == "opensearch":
+        return ms.to_opensearch(place, index="events")
     if kind in ("email", "digest"):
         of = "row" if kind == "email" else "digest"
         given = {"to": "ops@example.com", "sender": "me@example.com", "encryption": "none"}
@@ -106,6 +109,10 @@ def place_of(name: str, stack: ExitStack) -> str:
         import smtp_server
 
         return str(stack.enter_context(smtp_server.started()).url)
+    if kind == "opensearch":
+        import opensearch_server
+
+        return str(stack.enter_context(opensearch_server.start(folder)).url)
     import redis_server
 
     return str(stack.enter_context(redis_server.start(folder)).url)

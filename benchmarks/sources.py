@@ -3,7 +3,7 @@
 ``registry-…`` are values of a schema registry that are decoded into a table, without a log.
 
 The same events of five fields, about 100 bytes as JSON, are put outside first: into ten files of a folder, or a stream of a
-Redis server. Each source runs in a process of its own, some times over. A server's own CPU is not counted.
+Redis server, or a queue of RabbitMQ, where each has an id. Each source runs in a process of its own, some times over. A server's own CPU is not counted.
 
     python benchmarks/sources.py [--records 200000] [--repeats 3] [--source csv ...]
 """
@@ -33,6 +33,7 @@ SOURCES = (
     "parquet",
     "generate",
     "redis",
+    "amqp",
     "http-poll",
     "registry-avro",
     "registry-protobuf",
@@ -109,6 +110,8 @@ def connector_of(source: str, place: str, records: int) -> Any:
         return ms.http_poll(place, rows="data", next="next", cursor="id", key="id")
     if source == "redis":
         return ms.redis_stream(place, "events")
+    if source == "amqp":
+        return ms.amqp(place, "events")
     types = {"id": int, "customer": int, "cents": int} if source == "csv-typed" else None
     return ms.folder(place, key="id", columns=types, settled="0 seconds")
 
@@ -228,6 +231,29 @@ def read(source: str, place: str, log: str, records: int) -> None:
     print(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
 
+def queue_server(folder: Path) -> Any:
+    """Return a RabbitMQ server, to be used in ``with``."""
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+    import rabbitmq_server
+
+    return rabbitmq_server.start(folder)
+
+
+def put_messages(url: str, records: int) -> None:
+    """Put events into a queue that is made."""
+    import uuid
+
+    import pika
+
+    connection = pika.BlockingConnection(pika.URLParameters(url))
+    channel = connection.channel()
+    channel.queue_declare("events", durable=True)
+    for event in events(0, records):
+        properties = pika.BasicProperties(message_id=uuid.uuid4().hex, delivery_mode=2)
+        channel.basic_publish("", "events", json.dumps(event).encode(), properties)
+    connection.close()
+
+
 def measure(source: str, records: int, repeats: int) -> list[float]:
     """Return records per CPU-second, of each repetition."""
     with ExitStack() as stack:
@@ -246,12 +272,16 @@ def measure(source: str, records: int, repeats: int) -> list[float]:
                     for event in events(first, min(5000, records - first)):
                         pipe.xadd("events", event)
                     pipe.execute()
+        elif source == "amqp":
+            place = stack.enter_context(queue_server(folder)).url
         elif source == "http-poll" or source.startswith("registry-"):
             place = stack.enter_context(serve(source, records))
         elif source != "generate":
             put_files(source, Path(place), records)
         rates = []
         for number in range(repeats):
+            if source == "amqp":  # what was read is in the queue no more
+                put_messages(place, records)
             command = [
                 sys.executable,
                 __file__,

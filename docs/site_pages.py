@@ -146,8 +146,8 @@ PUBLIC_NAMES: dict[str, str] = {
     ),
     "docs/reference/databases": (
         "capture Capture CaptureStatus apply Apply ApplyStatus reconcile Reconciler Reconciliation TableComparison "
-        "source Source SourceStatus folder generate http_poll mqtt redis_stream "
-        "sink SinkRun SinkStatus to_duckdb to_email to_http to_mariadb to_redis"
+        "source Source SourceStatus folder generate http_poll mqtt amqp redis_stream "
+        "sink SinkRun SinkStatus to_duckdb to_email to_http to_mariadb to_opensearch to_redis"
     ),
     "docs/reference/sourcing": (
         "EventStore Decider EventTypes SourcedEvent Projection ProcessManager Send"

@@ -45,7 +45,7 @@ class Service:
                 self.end_headers()
                 self.wfile.write(data)
 
-            do_POST = do_GET  # noqa: N815 - the base class's name
+            do_POST = do_PUT = do_GET  # noqa: N815 - the base class's name
 
             def log_message(self, *_):
                 pass

@@ -46,6 +46,13 @@ WANTED: dict[str, tuple[str, Callable[[], bool]]] = {
         "the tests of messages over MQTT",
         lambda: bool(shutil.which("mosquitto") or Path("/usr/sbin/mosquitto").exists()),
     ),
+    "rabbitmq-server": (
+        "the tests of messages over AMQP",
+        lambda: bool(
+            os.environ.get("MILLSTREAM_RABBITMQ")
+            or Path("/usr/lib/rabbitmq/bin/rabbitmq-server").exists()
+        ),
+    ),
 }
 
 # The same for the tests that `make test-long` alone runs: of the image, of a cluster of Kubernetes, and of Kerberos.

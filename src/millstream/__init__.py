@@ -24,6 +24,7 @@ _MODULES: dict[str, str] = {
         "millstream.capture.run": "Capture CaptureStatus capture",
         "millstream.client.log": "EventLog",
         "millstream.client.open": "connect",
+        "millstream.connectors.amqp": "amqp",
         "millstream.connectors.folder.folder_source": "folder",
         "millstream.connectors.generated": "generate",
         "millstream.connectors.http_poll": "http_poll",
@@ -31,6 +32,7 @@ _MODULES: dict[str, str] = {
         "millstream.connectors.redis_stream": "redis_stream",
         "millstream.connectors.sinks.email_sink": "to_email",
         "millstream.connectors.sinks.http_sink": "to_http",
+        "millstream.connectors.sinks.opensearch_sink": "to_opensearch",
         "millstream.connectors.sinks.sink": "SinkRun SinkStatus sink",
         "millstream.connectors.sinks.to_duckdb": "to_duckdb",
         "millstream.connectors.sinks.to_mariadb": "to_mariadb",
@@ -108,6 +110,7 @@ if TYPE_CHECKING:
     from millstream.capture.run import capture as capture
     from millstream.client.log import EventLog as EventLog
     from millstream.client.open import connect as connect
+    from millstream.connectors.amqp import amqp as amqp
     from millstream.connectors.folder.folder_source import folder as folder
     from millstream.connectors.generated import generate as generate
     from millstream.connectors.http_poll import http_poll as http_poll
@@ -115,6 +118,7 @@ if TYPE_CHECKING:
     from millstream.connectors.redis_stream import redis_stream as redis_stream
     from millstream.connectors.sinks.email_sink import to_email as to_email
     from millstream.connectors.sinks.http_sink import to_http as to_http
+    from millstream.connectors.sinks.opensearch_sink import to_opensearch as to_opensearch
     from millstream.connectors.sinks.sink import SinkRun as SinkRun
     from millstream.connectors.sinks.sink import SinkStatus as SinkStatus
     from millstream.connectors.sinks.sink import sink as sink

@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from millstream.access.secret_values import resolved_url
 from millstream.choices import choose, did_you_mean
+from millstream.connectors.amqp import amqp
 from millstream.connectors.connector import SourceConnector
 from millstream.connectors.folder.folder_source import folder
 from millstream.connectors.http_poll import http_poll
@@ -118,6 +119,13 @@ def _mqtt(url: str, given: Mapping[str, str]) -> SourceConnector:
     return mqtt(url, *topics, client=options.pop("client", ""), **options)
 
 
+def _amqp(url: str, given: Mapping[str, str]) -> SourceConnector:
+    options: dict[str, Any] = _known(given, ("queue", "prefetch"))
+    if options.get("prefetch", "").isdecimal():
+        options["prefetch"] = int(options["prefetch"])
+    return amqp(url, options.pop("queue", ""), **options)
+
+
 def _http(url: str, given: Mapping[str, str]) -> SourceConnector:
     options: dict[str, Any] = _known(given, _HTTP_OPTIONS)
     if "timeout_s" in options:
@@ -148,4 +156,6 @@ _MAKERS: dict[str, Callable[[str, Mapping[str, str]], SourceConnector]] = {
     "rediss": _redis,
     "mqtt": _mqtt,
     "mqtts": _mqtt,
+    "amqp": _amqp,
+    "amqps": _amqp,
 }

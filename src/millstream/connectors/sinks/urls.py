@@ -11,6 +11,7 @@ from millstream.choices import did_you_mean
 from millstream.connectors.sinks.connector import SinkConnector
 from millstream.connectors.sinks.email_sink import to_email
 from millstream.connectors.sinks.http_sink import to_http
+from millstream.connectors.sinks.opensearch_sink import to_opensearch
 from millstream.connectors.sinks.to_duckdb import to_duckdb
 from millstream.connectors.sinks.to_mariadb import to_mariadb
 from millstream.connectors.sinks.to_redis import to_redis
@@ -29,6 +30,7 @@ _EMAIL: Options = {
     "every": str,
     "encryption": str,
 }
+_OPENSEARCH: Options = {"index": str, "batch": int, "timeout_s": float}
 _TABLE: Options = {"table": str, "key": str, "columns": str, "extra": str}
 
 
@@ -71,11 +73,17 @@ def _parsed(options: Mapping[str, str], known: Options) -> dict[str, Any]:
     return parsed
 
 
-_NEEDED = {"table": "NAME", "to": "ops@example.com", "sender": "millstream@example.com"}
+_NEEDED = {
+    "table": "NAME",
+    "index": "NAME",
+    "to": "ops@example.com",
+    "sender": "millstream@example.com",
+}
 _MAKERS: dict[str, tuple[Callable[..., SinkConnector], Options]] = {
     **dict.fromkeys(("http", "https"), (to_http, _HTTP)),
     **dict.fromkeys(("redis", "rediss"), (to_redis, _REDIS)),
     **dict.fromkeys(("mariadb", "mysql"), (to_mariadb, _TABLE)),
     "duckdb": (to_duckdb, _TABLE),
+    **dict.fromkeys(("opensearch", "opensearchs"), (to_opensearch, _OPENSEARCH)),
     **dict.fromkeys(("smtp", "smtps"), (to_email, _EMAIL)),
 }
