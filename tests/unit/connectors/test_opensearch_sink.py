@@ -141,6 +141,15 @@ def test_a_refused_row_leaves_the_one_before_it_and_is_a_dead_letter(index, tmp_
         assert any(text in reason for reason in reasons), (text, reasons)
 
 
+@pytest.mark.parametrize(
+    "value", [b"", b" ", b"\n", b"x", b"{", b"}", b"5", b'{"a": "1\n2"}', b'{"a": 1}\n{"delete": {}}', b"\xff"]
+)  # fmt: skip
+def test_a_value_that_is_no_document_is_a_dead_letter(index, tmp_path, value):
+    send(tmp_path / "log", (b"a", {"seq": 1}), (b"b", value), (b"c", {"seq": 2}))
+    assert run(ms.to_opensearch(index.server.url, index=index.name), tmp_path / "log").dead == 1
+    assert index.server.documents(index.name) == {"a": {"seq": 1}, "c": {"seq": 2}}
+
+
 def test_an_index_that_is_not_there_is_made_with_the_servers_mapping(server, tmp_path):
     name = uuid.uuid4().hex
     send(tmp_path / "log", (b"a", {"n": 1, "text": "x"}))
