@@ -44,7 +44,6 @@ from millstream.errors import ConfigError, FencedError, RetriableError
 NOTES = "millstream-sinks"
 """The index that has when each sink began."""
 _NAME = re.compile(r"(?![-_+.])[^\s\\/*?\"<>|,#:A-Z]+")
-_LINE_END = re.compile(rb"[\r\n]")
 _NAME_BYTES_MAX = 255
 _ID_BYTES_MAX = 512
 _EPOCH_S = 1_577_836_800  # 2020-01-01: versions have 63 bits, of which the number has 32
@@ -99,7 +98,7 @@ class OpenSearchWriter:
         version = (self._born_s - _EPOCH_S << _NUMBER_BITS) + batch.number
         changes: list[tuple[SinkRecord, bytes]] = []
         for record in batch.records:
-            if reason := _why_no_id(record.key) or _why_no_document(record.value):
+            if reason := _why_no_id(record.key):
                 refused.append(RefusedRecord(record.partition, record.offset, reason))
             else:
                 changes.append((record, self._change(record, version)))
@@ -122,7 +121,7 @@ class OpenSearchWriter:
         }
         if record.value is None:
             return json.dumps({"delete": said}).encode() + b"\n"
-        # Line ends of JSON are between tokens: none is in a string.
+        # JSON that is written in several lines has its line ends between tokens: none is in a string.
         text = record.value.replace(b"\n", b" ").replace(b"\r", b" ")
         return json.dumps({"index": said}).encode() + b"\n" + text + b"\n"
 
@@ -235,17 +234,6 @@ def _why_no_id(key: bytes | None) -> str:
         key.decode()
     except UnicodeDecodeError:
         return "its key is no UTF-8, and an id is text"
-    return ""
-
-
-def _why_no_document(value: bytes | None) -> str:
-    """Return why a value cannot be a line of a request; "" if it can: the server then tells what is no document."""
-    if value is None or (value.strip() and not _LINE_END.search(value)):
-        return ""
-    try:
-        json.loads(value)
-    except (ValueError, RecursionError):
-        return "its value is no JSON"
     return ""
 
 
