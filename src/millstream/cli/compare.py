@@ -75,7 +75,7 @@ def compare(
     \b
     Examples:
       millstream compare app.py
-      millstream compare app.py --fail-if "changed > 1%" --fail-if "removed > 0" && millstream deploy app.py --stop
+      millstream compare app.py --fail-if "different > 1%" && millstream deploy app.py --stop
     """
     from millstream.ops.compare import compare as work
     from millstream.ops.replay_start import ReplayStart

@@ -89,11 +89,11 @@ def load_or_create_first_offsets(
     known = store.description(start.app, FIRST_OFFSETS) or {}
     if next_batch_id == 0 and not (checkpoint / "offsets" / "0").exists():
         # Of a topic that was created again, nothing has been read.
-        known = {t: one for t, one in known.items() if one["topic_id"] == log.topic_id(t)}
-        if not known:
-            known = {topic: _noted(log, topic, given) for topic, given in wanted.items()}
-            if known:
-                store.put_run_description(start, FIRST_OFFSETS, known)
+        valid = {t: one for t, one in known.items() if one["topic_id"] == log.topic_id(t)}
+        left = {t: _noted(log, t, given) for t, given in wanted.items() if t not in valid}
+        if left or len(valid) < len(known):
+            store.put_run_description(start, FIRST_OFFSETS, valid | left)
+        known = valid | left
     for topic, given in wanted.items():
         began = known.get(topic, {}).get("start", "earliest")
         if began != given.text(topic):

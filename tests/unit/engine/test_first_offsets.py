@@ -214,6 +214,27 @@ def test_a_topic_that_was_created_again_before_anything_was_read_is_asked_anew(f
     assert seen(folder) == {(0, 1)}
 
 
+def test_of_two_topics_only_the_one_that_was_created_again_is_asked_anew(folder):
+    def two(start):
+        app = declare(folder, start=start)
+        app.topic("others", {"n": int}, start=start).stream().view("others", key="n")
+        return app
+
+    run(two("latest"))
+    with ms.connect(folder) as log:
+        log.delete_topic("others")
+        log.create_topic("others", partitions=1)
+        with log.producer() as producer:
+            for n in range(4):
+                producer.send("others", {"n": n})
+    send(folder, [(0, 1)], 1)
+    (ignored,) = run(two({0: 2}))
+    assert "of topic 'clicks'" in ignored
+    assert seen(folder) == {(0, 20)}
+    with ms.view("others", log=folder) as view:
+        assert set(view.scan()["n"]) == {2, 3}
+
+
 def test_what_is_no_start_is_one_error(folder):
     for start, said in [
         (
