@@ -25,7 +25,14 @@ HOME = "docs/index"
 
 # The captions of the navigation, with the pages below each.
 NAVIGATION: dict[str, list[str]] = {
-    "Start": ["docs/guide/tutorial", "README", "docs/demo", "docs/dev", "docs/notebooks"],
+    "Start": [
+        "docs/guide/install",
+        "docs/guide/tutorial",
+        "README",
+        "docs/demo",
+        "docs/dev",
+        "docs/notebooks",
+    ],
     "Concepts": [
         "docs/guide/time",
         "docs/guide/effectively-once",

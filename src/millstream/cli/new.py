@@ -17,6 +17,7 @@ FILES = {
     "pyproject.toml": "pyproject.toml",
     "Dockerfile": "Dockerfile",
     "README.md": "README.md",
+    "wheels/README.md": "wheels.md",
     ".dockerignore": "dockerignore",
     ".gitignore": "gitignore",
     ".github/workflows/test.yml": "workflow.yml",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,13 @@ def test_every_page_is_in_the_navigation_once(site_pages):
         if path.parent.name != "decisions"  # these are found from their list
     ]
     assert sorted(pages) == sorted({*there, "docs/decisions/README"} - {site_pages.HOME})
+
+
+def test_every_extra_is_in_the_list_of_the_installation():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    table = (ROOT / "docs/guide/install.md").read_text().split("| Extra | For |")[1]
+    first = "".join(line.split("|")[1] for line in table.splitlines() if line.startswith("| "))
+    assert sorted(re.findall(r"`(\w+)`", first)) == sorted(project["optional-dependencies"])
 
 
 def test_every_public_name_has_one_entry(site_pages):
