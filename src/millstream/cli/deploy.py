@@ -140,6 +140,8 @@ def deploy(
     with audited(app.folder.parent.parent, app.name, "deploy", {"file": file}) as found:
         done = complete(app, attempt, stopped, as_json=as_json, per_second=records_per_second)
         found["switched"] = done.switched
+    if starts and not done.plan.replays and not as_json:
+        click.echo("Nothing reads the log again, so --from changes nothing.")
     report(context, app, done, as_json=as_json)
 
 

@@ -90,6 +90,14 @@ def test_a_time_is_that_of_the_records_and_another_place_begins_anew(edited, cal
     assert "clicks/0 35, clicks/1 35" in note(app)
 
 
+def test_a_stated_place_without_anything_that_is_rebuilt_is_said_to_change_nothing(edited, call):
+    edited.write()
+    said = "Nothing reads the log again, so --from changes nothing."
+    assert said in call("deploy", str(edited.file), "--from", "earliest").out
+    edited.write(TRIPLE)
+    assert said not in call("deploy", str(edited.file), "--from", "earliest").out
+
+
 def test_a_version_that_is_kept_is_not_what_a_stated_place_begins_with(edited):
     rows = events(120, 5)
     deploy(edited.write(TRIPLE))
