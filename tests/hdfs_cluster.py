@@ -28,9 +28,25 @@ GATEWAY = JavaProgram(
         for artifact in ("hadoop-hdfs-httpfs", "hadoop-hdfs-client", "hadoop-common")
     ),
 )
+GATEWAY_PROGRAM = "org.apache.hadoop.fs.http.server.HttpFSServerWebServer"
 NAMENODES = ("a", "b")
 DATANODES = 3
 _CLUSTER = "both"
+
+
+def make_gateway(home: Path, own: dict[str, object]) -> tuple[Path, tuple[str, ...]]:
+    """Make a gateway's folder; return that of its settings, which lacks those of the HDFS, and Java's options."""
+    for inner in ("log", "temp"):
+        (home / inner).mkdir(parents=True)
+    settings = make_settings(home / "settings")
+    (settings / "httpfs-signature.secret").write_text("secret of the tests")
+    shutil.copy(settings / "log4j.properties", settings / "httpfs-log4j.properties")
+    write_settings(settings / "httpfs-site.xml", {"httpfs.hadoop.config.dir": settings} | own)
+    return settings, (
+        f"-Dhttpfs.home.dir={home}",
+        f"-Dhttpfs.config.dir={settings}",
+        "--add-opens=java.base/java.lang=ALL-UNNAMED",  # for JAXB of its time, on Java 17
+    )
 
 
 class HdfsCluster:
@@ -159,26 +175,12 @@ class HdfsCluster:
 
     def start_gateway(self) -> None:
         home = self.folder / "gateway"
-        for inner in ("log", "temp", "settings"):
-            (home / inner).mkdir(parents=True)
-        settings = home / "settings"
+        address = {"httpfs.http.hostname": "127.0.0.1", "httpfs.http.port": self.gateway_port}
+        settings, options = make_gateway(home, address)
         self._configure(settings)
-        (settings / "httpfs-signature.secret").write_text("secret of the tests")
-        shutil.copy(self.settings / "log4j.properties", settings / "log4j.properties")
-        shutil.copy(self.settings / "log4j.properties", settings / "httpfs-log4j.properties")
-        own = {
-            "httpfs.http.hostname": "127.0.0.1",
-            "httpfs.http.port": self.gateway_port,
-            "httpfs.hadoop.config.dir": settings,
-        }
-        write_settings(settings / "httpfs-site.xml", own)
-        program = "org.apache.hadoop.fs.http.server.HttpFSServerWebServer"
-        options = (
-            f"-Dhttpfs.home.dir={home}",
-            f"-Dhttpfs.config.dir={settings}",
-            "--add-opens=java.base/java.lang=ALL-UNNAMED",  # for JAXB of its time, on Java 17
+        process = self.start(
+            "gateway", GATEWAY_PROGRAM, settings=settings, hadoop=GATEWAY, options=options
         )
-        process = self.start("gateway", program, settings=settings, hadoop=GATEWAY, options=options)
         deadline, pause = time.monotonic() + START_S, threading.Event()
         url = f"{self.gateway}/webhdfs/v1/?op=LISTSTATUS&user.name={USER}"
         while process.poll() is None and time.monotonic() < deadline:

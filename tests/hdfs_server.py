@@ -43,6 +43,7 @@ class Hdfs:
     names: FaultProxy
     data: FaultProxy
     host: str = "127.0.0.1"
+    url: str = ""  # what Hadoop's own clients know it by
 
     def environment(self):
         """Return what a client has in its environment."""
@@ -139,7 +140,7 @@ def hdfs(
         data = opened.enter_context(FaultProxy(ports[3]))
         direct, around = (f"//{host}:{port}/".encode() for port in (ports[3], data.port))
         names = FaultProxy(ports[1], rewrite=lambda head: head.replace(direct, around))
-        yield Hdfs(opened.enter_context(names), data, host)
+        yield Hdfs(opened.enter_context(names), data, host, f"hdfs://{host}:{ports[0]}")
 
 
 def wait_until_it_serves(

@@ -96,6 +96,38 @@ class Kdc:
                 return
         raise AssertionError((self.folder / "kdc.log").read_text())
 
+    def yarn_settings(self) -> dict[str, object]:
+        """Return what a YARN needs, beside what its HDFS does, to want Kerberos; its pages and metrics don't."""
+        server = f"yarn/{HOST}"
+        key = self.keytab(server)
+        nodes = ("resourcemanager", "nodemanager")
+        principals = {f"yarn.{node}.principal": f"{server}@{REALM}" for node in nodes}
+        return principals | {
+            **{f"yarn.{node}.keytab": key for node in nodes},
+            "hadoop.http.authentication.type": "simple",
+        }
+
+    def gateway_settings(self) -> dict[str, object]:
+        """Return what makes a gateway (HttpFS) one that wants Kerberos, before an HDFS that does."""
+        web, server = f"HTTP/{HOST}", f"gateway/{HOST}"
+        web_keys, keys = self.folder / f"HTTP-{HOST}.keytab", self.keytab(server)
+        own = {
+            "httpfs.hadoop.authentication.type": "kerberos",
+            "httpfs.hadoop.authentication.kerberos.principal": f"{server}@{REALM}",
+            "httpfs.hadoop.authentication.kerberos.keytab": keys,
+        }
+        shown = {
+            "type": "kerberos",
+            "kerberos.principal": f"{web}@{REALM}",
+            "kerberos.keytab": web_keys,
+            "token.validity": 2,
+        }
+        return own | {
+            f"{prefix}.authentication.{name}": value
+            for prefix in ("httpfs", "hadoop.http")
+            for name, value in shown.items()
+        }
+
     def hdfs_settings(self) -> dict[str, object]:
         """Return what makes an HDFS one that wants Kerberos; the users "alice" and "carol" may do everything there.
 
@@ -120,4 +152,6 @@ class Kdc:
             "hadoop.http.authentication.kerberos.keytab": web_keys,
             "hadoop.http.authentication.token.validity": 2,
             "ignore.secure.ports.for.testing": "true",
+            "hadoop.proxyuser.gateway.hosts": "*",
+            "hadoop.proxyuser.gateway.groups": "*",
         }

@@ -2,7 +2,7 @@
 
 In one test the machines have nothing of Millstream's, and don't see the driver's folders: an executor's Python and its packages are in the
 archive that docs/cluster.md says how to make, and its JVM's jars in another. Only the interpreter is everywhere, as there. In another the cluster
-is divided into queues, and executors come when there is work, and go when there is none.
+is divided into queues, and executors come when there is work, and go when there is none. In one more YARN and HDFS want Kerberos.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import zipfile
 from collections import Counter
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -30,11 +31,16 @@ import pytest
 pytest.importorskip("confluent_kafka", reason="the extra `kafka` is not installed here")
 from broker.broker_process import AsProcess
 from clusters import end
+from hdfs_server import HADOOP as HDFS
+from hdfs_server import hdfs
+from kerberos_server import HOST, REALM, Kdc
+from kerberos_server import why_not as why_no_kerberos
 from mount_namespaces import may_unshare
 from s3_server import find_binary
 from yarn_cluster import HADOOP, MACHINES, ROOT, YarnCluster
 
 import millstream as ms
+from millstream.object_store.kerberos import proof
 
 pytestmark = pytest.mark.timeout(1800)
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -48,6 +54,8 @@ COMMON = {
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
     # a machine that runs other tests may take long to start a Python
     "spark.python.authenticate.socketTimeout": "180s",
+    # YARN has Spark's page filter who asks, while it starts; on a busy machine that ends Spark (ConcurrentModificationException)
+    "spark.ui.enabled": "false",
 }
 EXTRAS = ("--extra", "spark", "--extra", "kafka", "--extra", "s3")
 PROGRAM = Path(__file__).with_name("on_yarn.py")
@@ -332,3 +340,84 @@ def test_executors_of_a_queue_come_with_work_and_go_without_it(no_spark, opened,
         end(process)
     rows = user.view("minutes", "window_start", "ad", "n", "size")
     assert {(at, ad): (n, size) for at, ad, n, size in rows} == counted_once(3 * BURST)
+
+
+@pytest.fixture
+def secure_cluster(opened, tmp_path, monkeypatch):
+    """A YARN and an HDFS that want Kerberos, where alice may do everything; what is to be set to reach that HDFS."""
+    pytest.importorskip("gssapi", reason="the extra `kerberos` is not installed here")
+    if reason := why_no_kerberos() or HDFS.why_not():
+        pytest.skip(reason)
+    kdc = Kdc(tmp_path / "kdc", opened)
+    keytab, wanted = kdc.keytab("alice"), kdc.hdfs_settings()
+    monkeypatch.setenv("KRB5_CONFIG", str(kdc.config))
+    monkeypatch.setenv("KRB5CCNAME", f"FILE:{kdc.probe}")
+    options = (f"-Djava.security.krb5.conf={kdc.config}",)
+    (tmp_path / "hdfs").mkdir()
+    files = opened.enter_context(
+        hdfs(tmp_path / "hdfs", HOST, wanted, options, partial(proof, HOST))
+    )
+    common = wanted | kdc.yarn_settings() | {"fs.defaultFS": files.url}
+    cluster = YarnCluster(tmp_path / "yarn", opened, apart=False, common=common, options=options)
+    return (
+        cluster,
+        keytab,
+        {
+            "KRB5_CONFIG": str(kdc.config),
+            "MILLSTREAM_WEBHDFS": files.environment()["MILLSTREAM_WEBHDFS"],
+        },
+    )
+
+
+def machine_with_tickets(cluster):
+    """Return on which machine a container has tickets of its own; "" if none has."""
+    for found in cluster.root.glob("*/local/usercache/alice/appcache/*/container_*/tickets"):
+        return found.relative_to(cluster.root).parts[0]
+    return ""
+
+
+@pytest.mark.long
+def test_an_app_runs_on_a_yarn_with_kerberos_and_survives_executors(
+    no_spark, secure_cluster, tmp_path
+):
+    cluster, keytab, places = secure_cluster
+    executors = places | {
+        "MILLSTREAM_CACHE": "./cache",
+        "KRB5_CLIENT_KTNAME": f"./{keytab.name}",
+        "KRB5CCNAME": "FILE:./tickets",
+    }
+    settings = {
+        "spark.kerberos.keytab": keytab,
+        "spark.kerberos.principal": f"alice@{REALM}",
+        "spark.files": keytab,
+        "spark.yarn.jars": f"local:{Path(pyspark.__file__).parent}/jars/*",
+        **{f"spark.executorEnv.{name}": value for name, value in executors.items()},
+        **{
+            f"spark.{process}.extraJavaOptions": cluster.options[0]
+            for process in ("driver", "executor", "yarn.am")
+        },
+    }
+    user = User(
+        cluster,
+        tmp_path,
+        settings,
+        program=ELASTIC,
+        PYSPARK_PYTHON=sys.executable,
+        STATE="hdfs://namenode/user/alice/state",
+        STORE="",
+        KRB5_CLIENT_KTNAME=str(keytab),
+        KRB5CCNAME=f"FILE:{tmp_path}/tickets",
+        **places,
+    )
+    send_wide(user.environment["LOG"], 0, BURST)
+    process, said = user.start("first")
+    try:
+        # an executor has taken tickets by the keytab that it was brought; it dies in the batch
+        wait_until(lambda: machine_with_tickets(cluster), process, said)
+        assert cluster.kill_executor(machine_with_tickets(cluster))
+        finished(process, said)
+    finally:
+        end(process)
+    assert cluster.apps()["elastic"]["user"] == "alice"
+    rows = user.view("minutes", "window_start", "ad", "n", "size")
+    assert {(at, ad): (n, size) for at, ad, n, size in rows} == counted_once(BURST)

@@ -3,7 +3,8 @@
 If they are ``apart``, a NodeManager is a machine of its own: it has a mount namespace in which the project's folder and other machines' folders are
 not there. What it starts (containers) is in the same namespace, so an executor has what YARN has brought it, and nothing else
 of the driver's. ``shared`` is what all of them see: it stands for HDFS. With ``queues`` the scheduler is the one that divides the cluster
-among queues (CapacityScheduler); each has that percentage of it, and may have no more.
+among queues (CapacityScheduler); each has that percentage of it, and may have no more. With ``common`` all of Hadoop's programs have settings of the
+test's, as for Kerberos and an HDFS; ``options`` are Java's.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ class YarnCluster:
     opened: ExitStack
     apart: bool = True
     queues: dict[str, int] = field(default_factory=dict)
+    common: dict[str, object] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
 
     def __post_init__(self):
         self.java, self.jars = find_java(os.environ), HADOOP.jars()
@@ -88,7 +91,9 @@ class YarnCluster:
 
     def configure(self, folder, machine):
         """Write the settings of a process; ``machine`` are those of a NodeManager."""
-        _write(folder / "core-site.xml", {"fs.defaultFS": "file:///"})
+        # In each file, as the defaults of HDFS and of YARN are stronger than the first.
+        _write(folder / "core-site.xml", {"fs.defaultFS": "file:///"} | self.common)
+        _write(folder / "hdfs-site.xml", self.common)
         host = "127.0.0.1"
         scheduler = "capacity.CapacityScheduler" if self.queues else "fifo.FifoScheduler"
         manager = {
@@ -110,7 +115,8 @@ class YarnCluster:
         _write(
             folder / "yarn-site.xml",
             {f"yarn.resourcemanager.{name}": value for name, value in manager.items()}
-            | {f"yarn.nodemanager.{name}": value for name, value in machine.items()},
+            | {f"yarn.nodemanager.{name}": value for name, value in machine.items()}
+            | self.common,
         )
         (folder / "log4j.properties").write_text(
             "log4j.rootLogger=INFO,out\nlog4j.appender.out=org.apache.log4j.ConsoleAppender\n"
@@ -157,7 +163,7 @@ class YarnCluster:
 
     def _start(self, name, program, settings, inside=()):
         said = self.opened.enter_context((self.root / f"{name}.log").open("wb"))
-        options = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        options = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *self.options]
         paths = f"{settings}:{self.jars}/*"
         process = subprocess.Popen(
             [*inside, str(self.java.executable), *options, "-cp", paths, program],
@@ -210,6 +216,9 @@ class YarnCluster:
                 if "--hostname" not in command or not any(
                     "ExecutorBackend" in word for word in command
                 ):
+                    continue
+                if not any(str(self.root / name) in word for word in command):
+                    # of another cluster, at the same address
                     continue
                 if (
                     command[command.index("--hostname") + 1] == MACHINES[name]

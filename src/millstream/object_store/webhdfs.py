@@ -186,10 +186,19 @@ class WebHdfs:
                 f"status {answer.status} {answer.reason} in place of a datanode", final=True
             )
         try:
-            return _checked(_request(method, place, data)).body
+            return _checked(self._answer_at(place, method, data)).body
         except RequestError:
             self._failed[_ip_address(place)] = time.monotonic() + _DATANODE_LEFT_OUT_S
             raise
+
+    def _answer_at(self, place: str, method: str, data: memoryview | None) -> _Answer:
+        """Return what the place answers that a namenode has named. A gateway names itself, and wants to know there, too, who asks."""
+        asked = next((each for each in self.addresses if place.startswith(f"{each}/")), "")
+        login = self._logins.get(asked, Login())
+        answer = _request(method, place, data, login.headers)
+        if asked and wants_kerberos(answer.status, answer.headers):
+            answer = _request(method, place, data, proof(urlsplit(asked).hostname or ""))
+        return answer
 
     def _ask_for_datanode(self, method: str, path: str, **query: str) -> _Answer:
         now = time.monotonic()

@@ -1,17 +1,21 @@
 """HDFS that wants Kerberos: tickets, keytabs, what is said without them, and what an expired one costs."""
 
 import os
+import socket
+import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import hdfs_cluster
 import hdfs_server
 import kerberos_server
 import pytest
-from kerberos_server import HOST, Kdc
+from hdfs_server import OPTIONS, START_S, write_settings
+from kerberos_server import HOST, REALM, Kdc
 from state_app import minutes, run, send
 
 from millstream.errors import EnvironmentProblem, ObjectStoreUnavailableError
@@ -20,6 +24,8 @@ from millstream.object_store.client import ObjectClient
 from millstream.object_store.kerberos import proof
 from millstream.object_store.retries import RetryLimits
 from millstream.object_store.webhdfs import WebHdfs
+from millstream.spark.runtime.java import find_java
+from millstream.testing.free_ports import free_ports
 
 DATA = os.urandom(300_000)
 TICKETS = pytest.mark.long
@@ -167,6 +173,60 @@ def test_with_a_keytab_an_app_goes_on_while_its_tickets_expire(kdc, cache, tmp_p
     run(tmp_path / "near", None)
     assert minutes(tmp_path / "far") == minutes(tmp_path / "near")
     assert len(minutes(tmp_path / "far")) > 100
+
+
+@pytest.fixture
+def secure_gateway(kdc, cache, secure_hdfs, tmp_path, monkeypatch):
+    """A gateway (HttpFS) before it, which wants Kerberos, too."""
+    if reason := hdfs_cluster.GATEWAY.why_not():
+        pytest.skip(reason)
+    (port,) = free_ports(1)
+    own = kdc.gateway_settings() | {"httpfs.http.hostname": HOST, "httpfs.http.port": port}
+    settings, options = hdfs_cluster.make_gateway(tmp_path / "gateway", own)
+    common = {
+        "fs.defaultFS": secure_hdfs.url,
+        "hadoop.security.authentication": "kerberos",
+        "dfs.namenode.kerberos.principal": f"hdfs/{HOST}@{REALM}",
+    }
+    for name in ("core-site.xml", "hdfs-site.xml"):
+        write_settings(settings / name, common)
+    java, said = find_java(os.environ), tmp_path / "gateway.log"
+    classes = f"{settings}:{hdfs_cluster.GATEWAY.jars()}/*"
+    command = [str(java.executable), *OPTIONS, f"-Djava.security.krb5.conf={kdc.config}", *options]
+    with said.open("wb") as out:
+        process = subprocess.Popen(
+            [*command, "-cp", classes, hdfs_cluster.GATEWAY_PROGRAM],
+            stdout=out,
+            stderr=out,
+            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+        )
+    try:
+        deadline, pause = time.monotonic() + START_S, threading.Event()
+        while process.poll() is None and time.monotonic() < deadline:
+            with suppress(OSError), socket.create_connection((HOST, port), 10):
+                break
+            pause.wait(0.2)
+        monkeypatch.setenv("MILLSTREAM_WEBHDFS", f"http://{HOST}:{port}")
+        yield said
+    finally:
+        process.kill()
+        process.wait(30)
+
+
+@TICKETS
+def test_behind_a_gateway_objects_are_put_and_read(kdc, secure_gateway, cache):
+    client = ObjectClient("hdfs://namenode/user/alice")
+    with pytest.raises(EnvironmentProblem, match="no valid ticket"):
+        client.put("g/1", memoryview(DATA))
+    kdc.take_ticket("alice", cache)
+    pause = threading.Event()
+    for number in range(3):
+        client.put(f"g/{number}", memoryview(DATA))
+        pause.wait(2.2)  # longer than a cookie is valid
+        assert client.get(f"g/{number}").to_pybytes() == DATA, secure_gateway.read_text()[-3000:]
+    with pytest.raises(FileExistsError):
+        client.put("g/1", memoryview(DATA[::-1]))
+    assert client.counts.retries == 0
 
 
 @TICKETS
