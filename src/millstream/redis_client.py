@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from millstream.access.server_address import server_address
 from millstream.errors import ConfigError, RetriableError
 
 if TYPE_CHECKING:
@@ -26,13 +27,9 @@ def is_redis_address(url: str) -> bool:
 
     Options of the driver would change what is read, and a path that is no number is read as 0 by it.
     """
-    try:
-        parts = urlsplit(url)
-        is_one = parts.scheme in ("redis", "rediss") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
+    parts = server_address(url, ("redis", "rediss"))
     return (
-        is_one
+        parts is not None
         and not (parts.query or parts.fragment)
         and re.fullmatch(r"/?|/[0-9]{1,9}", parts.path, re.ASCII) is not None
     )

@@ -36,6 +36,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 from millstream.access.secret_values import resolved_url
+from millstream.access.server_address import server_address
 from millstream.errors import ConfigError, RetriableError
 
 _NUMBERS = 1 << 31  # the registry's numbers are signed, of 32 bits
@@ -85,12 +86,8 @@ def check_registry(url: str, *, what: str) -> None:
     Raises:
         ConfigError: it is none. The message has no password.
     """
-    try:
-        parts = urlsplit(url)
-        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except (ValueError, TypeError, AttributeError):
-        is_one = False
-    if not is_one or parts.query or parts.fragment:
+    parts = server_address(url, ("http", "https"))
+    if parts is None or parts.query or parts.fragment:
         raise ConfigError(
             f"{what} has a schema registry whose address is none. Give http:// or https:// and a host, such as "
             "registry='https://reader:${env:REGISTRY_PASSWORD}@registry.example:8081'."

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,8 +43,8 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
 
 
 @dataclass
-class Network:
-    """A network of machines, and programs in it that are on none of them; what programs say is in ``folder``."""
+class Programs:
+    """Programs in a network namespace of their own, ``name``; what they say is in ``folder``."""
 
     folder: Path
     opened: ExitStack
@@ -55,22 +55,15 @@ class Network:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         ip("netns", "add", self.name)
         self.opened.callback(ip, "netns", "delete", self.name)
+
+    def make_bridge(self, bridge: str) -> None:
+        """Make the network's bridge, with the address of what is on none of its machines."""
         inside = ("-n", self.name)
         ip(*inside, "link", "set", "lo", "up")
-        ip(*inside, "link", "add", _BRIDGE, "type", "bridge")
-        ip(*inside, "address", "add", f"{HOST_IP}/24", "dev", _BRIDGE)
-        ip(*inside, "link", "set", _BRIDGE, "up")
-        ip(*inside, "route", "add", "default", "via", "10.245.0.254", "dev", _BRIDGE)
-
-    def connect(self, machine: str, cable: str, address: str) -> None:
-        """Connect the network namespace of a machine, which has this address then."""
-        here, there = ("-n", self.name, "link"), ("-n", machine)
-        ip(*here, "add", cable, "type", "veth", "peer", "name", "eth0", "netns", machine)
-        ip(*here, "set", cable, "master", _BRIDGE, "up")
-        ip(*there, "link", "set", "lo", "up")
-        ip(*there, "address", "add", f"{address}/24", "dev", "eth0")
-        ip(*there, "link", "set", "eth0", "up")
-        ip(*there, "route", "add", "default", "via", HOST_IP)
+        ip(*inside, "link", "add", bridge, "type", "bridge")
+        ip(*inside, "address", "add", f"{HOST_IP}/24", "dev", bridge)
+        ip(*inside, "link", "set", bridge, "up")
+        ip(*inside, "route", "add", "default", "via", "10.245.0.254", "dev", bridge)
 
     def inside(self, *command: object) -> list[str]:
         """Return a command that runs in this network, on none of its machines."""
@@ -81,7 +74,7 @@ class Network:
         """Start a program in this network, on none of its machines."""
         return self.launch(name, self.inside(*command))
 
-    def launch(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
+    def launch(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         """Start a program, wherever its command leads; what it says is in a file of its name."""
         said = self.opened.enter_context((self.folder / f"{name}.log").open("ab"))
         process = subprocess.Popen(
@@ -111,6 +104,24 @@ class Network:
     def state(self) -> str:
         """Describe what there is, for a test that fails."""
         return "\n".join(f"{name}: {self.said(name)[-1000:]}" for name in self.processes)
+
+
+class Network(Programs):
+    """A network of machines, and programs in it that are on none of them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.make_bridge(_BRIDGE)
+
+    def connect(self, machine: str, cable: str, address: str) -> None:
+        """Connect the network namespace of a machine, which has this address then."""
+        here, there = ("-n", self.name, "link"), ("-n", machine)
+        ip(*here, "add", cable, "type", "veth", "peer", "name", "eth0", "netns", machine)
+        ip(*here, "set", cable, "master", _BRIDGE, "up")
+        ip(*there, "link", "set", "lo", "up")
+        ip(*there, "address", "add", f"{address}/24", "dev", "eth0")
+        ip(*there, "link", "set", "eth0", "up")
+        ip(*there, "route", "add", "default", "via", HOST_IP)
 
 
 class Machine:

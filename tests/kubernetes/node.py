@@ -11,7 +11,8 @@ import tempfile
 from pathlib import Path
 
 import image as images
-from control_plane import NODE_IP, ControlPlane
+from control_plane import ControlPlane
+from machine import HOST_IP
 
 BUILT = ("kubelet", "kube-proxy", "coredns")
 INSTALLED = ("containerd", "ctr", "runc", "iptables", "conntrack", "socat")
@@ -118,7 +119,7 @@ class Node:
 
     def _start_names(self) -> None:
         config = self.folder / "Corefile"
-        config.write_text(_NAMES.format(host=NODE_IP, config=self.plane.config("admin")))
+        config.write_text(_NAMES.format(host=HOST_IP, config=self.plane.config("admin")))
         self.plane.start("names", "coredns", "-conf", config)
 
     def _kubelet(self) -> list[str]:
@@ -126,11 +127,11 @@ class Node:
         settings = {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
-            "address": NODE_IP,
+            "address": HOST_IP,
             "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
             "authorization": {"mode": "AlwaysAllow"},
             "cgroupDriver": "cgroupfs",
-            "clusterDNS": [NODE_IP],
+            "clusterDNS": [HOST_IP],
             "clusterDomain": "cluster.local",
             "containerRuntimeEndpoint": f"unix://{self.socket}",
             # What an ordinary sandbox of root's may not: change these two of the machine.
@@ -150,7 +151,7 @@ class Node:
             f"--config={config}",
             f"--kubeconfig={self.plane.config('node')}",
             f"--root-dir={self.run}/kubelet",
-            f"--node-ip={NODE_IP}",
+            f"--node-ip={HOST_IP}",
             "--hostname-override=node-1",
         ]
 

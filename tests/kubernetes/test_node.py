@@ -18,7 +18,8 @@ from urllib.parse import unquote, urlsplit
 
 import control_plane
 import pytest
-from control_plane import NODE_IP, ControlPlane
+from control_plane import ControlPlane
+from machine import HOST_IP
 from manifests import NAMESPACE, own_copy
 from node import BUILT, INSTALLED, Node
 
@@ -69,8 +70,8 @@ def let_pods_reach(plane, port):
     """Let pods reach a server of this machine, at the node's address and the server's port."""
     socket = plane.folder / f"{port}.socket"
     outside = ("socat", f"UNIX-LISTEN:{socket},fork", f"TCP:127.0.0.1:{port}")
-    plane.start(f"{port}-outside", *outside, outside=True)
-    inside = f"TCP-LISTEN:{port},bind={NODE_IP},fork,reuseaddr"
+    plane.launch(f"{port}-outside", outside)
+    inside = f"TCP-LISTEN:{port},bind={HOST_IP},fork,reuseaddr"
     plane.start(f"{port}-inside", "socat", inside, f"UNIX-CONNECT:{socket}")
 
 
@@ -114,12 +115,12 @@ class Deployment:
         (folder / "volume").chmod(0o777)
         given = {
             "LOG": self.log,
-            "STORE": f"postgresql://{address.username}@{NODE_IP}:{address.port}{address.path}",
+            "STORE": f"postgresql://{address.username}@{HOST_IP}:{address.port}{address.path}",
             "PGPASSWORD": unquote(address.password),
             **{name: os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")},
         }
         environment = {
-            "STATE=s3://bucket/clicks": f"STATE={state}\n      - AWS_ENDPOINT_URL=http://{NODE_IP}:{s3_port}"
+            "STATE=s3://bucket/clicks": f"STATE={state}\n      - AWS_ENDPOINT_URL=http://{HOST_IP}:{s3_port}"
         }
         manifests = own_copy(folder, SMALLER | {"kustomization.yaml": environment})
         self.kubectl("apply", "-f", manifests / "namespace.yaml")

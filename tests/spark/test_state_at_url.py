@@ -4,15 +4,13 @@ import itertools
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import azure_server
 import pytest
 from s3_server import SECRET, Fault
+from state_app import declare, minutes, send
 
-import millstream as ms
 from millstream import testing
 from millstream.engine.stages import run_files
 from millstream.engine.stages.executor import _run_names
@@ -24,42 +22,6 @@ from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 HERE = Path(__file__).parent
 SOURCE = Path(testing.__file__).parents[2]
-START = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-@dataclass
-class Event:
-    id: str
-    user: str
-    at: datetime
-
-
-def rows(first, end):
-    return [
-        Event(f"e{i % 900}", f"u{i % 37}", START + timedelta(seconds=i)) for i in range(first, end)
-    ]
-
-
-def declare(folder, state=None):
-    app = ms.App("counts", log=folder, state=state, buckets=3)
-    events = app.topic("events", Event, key="user", partitions=2)
-    stream = events.stream(time="at", watermark=ms.watermark("30 seconds", idle=None))
-    once = stream.dedup("id", within="5 minutes")
-    once.window(ms.tumbling("1 minute"), by="user").agg(n=ms.count()).view("minutes")
-    return app
-
-
-def send(folder, events):
-    with ms.connect(folder) as log:
-        log.create_topic("events", partitions=2, exist_ok=True)
-        with log.producer() as producer:
-            for event in events:
-                value = f'{{"id":"{event.id}","user":"{event.user}","at":"{event.at.isoformat()}"}}'
-                producer.send("events", value, key=event.user)
-
-
-def minutes(folder):
-    return ms.view("minutes", log=folder).scan().rows()
 
 
 def named(folder):
@@ -98,7 +60,7 @@ def test_an_app_runs_goes_on_and_is_reset_and_leaves_nothing(
     seen = []
     for first, end in ((0, 800), (800, 2000)):
         for folder, state in ((local, None), (remote, url)):
-            send(folder, rows(first, end))
+            send(folder, first, end)
             app = declare(folder, state)
             report = app.run(until="caught-up", on_progress=seen.append, rows_per_batch=500)
             assert report.read == end - first
@@ -132,7 +94,7 @@ def test_an_app_runs_goes_on_and_is_reset_and_leaves_nothing(
 KILLED = """
 import os, sys
 from pathlib import Path
-from test_state_at_url import declare
+from state_app import declare
 from millstream.object_store.client import ObjectClient
 from millstream.engine.stages import executor
 executor.DRIVER_BYTES_MAX = -1 if sys.argv[3] == "workers" else 1 << 40
@@ -171,8 +133,8 @@ def faulty_url(request, tmp_path, monkeypatch):
 
 @pytest.mark.timeout(900)
 def test_a_driver_that_is_killed_goes_on_with_the_state_that_it_had(no_spark, tmp_path, faulty_url):
-    send(tmp_path / "remote", rows(0, 3000))
-    send(tmp_path / "local", rows(0, 3000))
+    send(tmp_path / "remote", 0, 3000)
+    send(tmp_path / "local", 0, 3000)
     for where, batch in (("workers", 2), ("driver", 1), ("workers", 1)):
         killed = subprocess.run(
             [sys.executable, "-c", KILLED, tmp_path / "remote", faulty_url, where, str(batch)],

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from millstream.access.secret_values import resolved_url
+from millstream.access.server_address import server_address
 from millstream.errors import ConfigError, EnvironmentProblem
 
 if TYPE_CHECKING:
@@ -34,12 +34,8 @@ def amqp(url: str, queue: str, *, prefetch: int = 1000) -> AmqpSource:
         EnvironmentProblem: the client is not installed.
     """
     url = resolved_url(url, "the source's address")
-    try:
-        parts = urlsplit(url)
-        is_one = parts.scheme in ("amqp", "amqps") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_one = False
-    if not is_one or parts.query or parts.fragment or "/" in parts.path[1:]:
+    parts = server_address(url, ("amqp", "amqps"))
+    if parts is None or parts.query or parts.fragment or "/" in parts.path[1:]:
         raise ConfigError(
             "the source is no broker of AMQP: give amqp://user@host:5672/vhost, with ? # / in a name as %3F %23 %2F."
         )

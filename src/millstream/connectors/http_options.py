@@ -6,8 +6,8 @@ import os
 import re
 from collections.abc import Collection, Mapping
 from typing import Literal
-from urllib.parse import urlsplit
 
+from millstream.access.server_address import server_address
 from millstream.errors import ConfigError
 
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
@@ -22,12 +22,8 @@ def check_http_url(url: str, side: Literal["source", "sink"], variable: str) -> 
     Raises:
         ConfigError: it is not, or it holds a user or a password.
     """
-    try:
-        parts = urlsplit(url)
-        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_one = False
-    if not is_one or not url.isascii() or not url.isprintable() or " " in url or "#" in url:
+    parts = server_address(url, ("http", "https"))
+    if parts is None or not url.isascii() or not url.isprintable() or " " in url or "#" in url:
         raise ConfigError(
             f"the {side}'s address is no URL of HTTP. Give https://host/path, with other characters than letters and digits as "
             "%20 is for a space."

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from millstream.access.secret_values import resolved_url
+from millstream.access.server_address import server_address
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError, EnvironmentProblem
 
@@ -33,12 +33,8 @@ def mqtt(url: str, *topics: str, client: str, session: Duration = "7 days") -> M
         EnvironmentProblem: the client is not installed.
     """
     url = resolved_url(url, "the source's address")
-    try:
-        parts = urlsplit(url)
-        is_one = parts.scheme in ("mqtt", "mqtts") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_one = False
-    if not is_one or parts.path.strip("/") or not topics or not all(topics):
+    parts = server_address(url, ("mqtt", "mqtts"))
+    if parts is None or parts.path.strip("/") or not topics or not all(topics):
         raise ConfigError(
             f"the source is no topic of MQTT: give mqtt://host:1883 and topics such as sensors/#, and not {topics!r}."
         )

@@ -30,6 +30,26 @@ AD_STOPS = "ad-stops"
 # The smoothed rate of an ad that was seldom shown is near what ads have on average.
 USUAL_RATE, WEIGHT = 0.005, 200
 
+# Of the page, here and in the live part:
+SHOWN = ms.panels.Measure("Shown", "shown")
+RATE = ms.panels.Measure("Click rate", "clicked", per="shown", unit="percent")
+COST = ms.panels.Measure("Cost", "cost", unit="€", places=2)
+_CLICKED = ms.panels.Measure("Clicked", "clicked")
+TOP_ADS = ms.panels.Top(
+    "Top ads", AD_CTR, by="ad", measures=(COST, SHOWN, _CLICKED, RATE), time="window_start"
+)
+BUDGETS = ms.panels.Limits(
+    "Clients against their budgets",
+    SPEND_BY_DAY,
+    label="client",
+    value="spent",
+    limit="budget",
+    unit="€",
+    newest="budget_day",
+    places=2,
+)
+TOO_LATE = ms.panels.Newest("Too late", LATE_EVENTS, by="occurred_at", show=("client", "late_by"))
+
 
 def build(
     log: Path | str,
@@ -170,28 +190,13 @@ def add_stopped_ads(once: ms.Stream, stop: StopRule, rate: pl.Expr) -> ms.Stream
 
 def add_dashboard(app: ms.App) -> None:
     """Declare the panels of the page."""
-    shown = ms.panels.Measure("Shown", "shown")
-    clicked = ms.panels.Measure("Clicked", "clicked")
-    rate = ms.panels.Measure("Click rate", "clicked", per="shown", unit="percent")
-    cost = ms.panels.Measure("Cost", "cost", unit="€", places=2)
     app.dashboard(
-        ms.panels.Lines("Click rate per minute", AD_CTR, (rate,), last="3 hours"),
-        ms.panels.Lines("Cost per minute", AD_CTR, (cost,), last="3 hours"),
-        ms.panels.Top(
-            "Top ads", AD_CTR, by="ad", measures=(cost, shown, clicked, rate), time="window_start"
-        ),
-        ms.panels.Limits(
-            "Clients against their budgets",
-            SPEND_BY_DAY,
-            label="client",
-            value="spent",
-            limit="budget",
-            unit="€",
-            newest="budget_day",
-            places=2,
-        ),
+        ms.panels.Lines("Click rate per minute", AD_CTR, (RATE,), last="3 hours"),
+        ms.panels.Lines("Cost per minute", AD_CTR, (COST,), last="3 hours"),
+        TOP_ADS,
+        BUDGETS,
         ms.panels.Newest(
             "Stopped ads", STOPPED_ADS, by="stopped_at", show=("ad", "shown", "clicked")
         ),
-        ms.panels.Newest("Too late", LATE_EVENTS, by="occurred_at", show=("client", "late_by")),
+        TOO_LATE,
     )

@@ -21,9 +21,13 @@ from millstream.choices import choose
 from millstream.demo.ads_pipeline import (
     AD_CTR,
     APP,
-    LATE_EVENTS,
-    SPEND_BY_DAY,
+    BUDGETS,
+    COST,
+    RATE,
+    SHOWN,
     STOPPED_ADS,
+    TOO_LATE,
+    TOP_ADS,
     declare_outputs,
 )
 from millstream.demo.feed import interrupt_main
@@ -56,13 +60,9 @@ def add_click_alarms(once: ms.Stream) -> None:
 
 def add_dashboard(app: ms.App) -> None:
     """Declare the panels of the page."""
-    shown = ms.panels.Measure("Shown", "shown")
-    clicked = ms.panels.Measure("Clicked", "clicked")
-    rate = ms.panels.Measure("Click rate", "clicked", per="shown", unit="percent")
-    cost = ms.panels.Measure("Cost", "cost", unit="€", places=2)
     app.dashboard(
-        ms.panels.Lines("Impressions per minute", AD_CTR, (shown,), last="2 hours"),
-        ms.panels.Lines("Click rate per minute", AD_CTR, (rate,), last="2 hours"),
+        ms.panels.Lines("Impressions per minute", AD_CTR, (SHOWN,), last="2 hours"),
+        ms.panels.Lines("Click rate per minute", AD_CTR, (RATE,), last="2 hours"),
         ms.panels.Newest(
             "Alarms: clicked as no reader clicks",
             CLICK_ALARMS,
@@ -70,22 +70,11 @@ def add_dashboard(app: ms.App) -> None:
             show=("client", "shown", "clicked"),
             rows=8,
         ),
-        ms.panels.Limits(
-            "Clients against their budgets",
-            SPEND_BY_DAY,
-            label="client",
-            value="spent",
-            limit="budget",
-            unit="€",
-            newest="budget_day",
-            places=2,
-        ),
-        ms.panels.Lines("Cost per minute", AD_CTR, (cost,), last="2 hours"),
-        ms.panels.Top(
-            "Top ads", AD_CTR, by="ad", measures=(cost, shown, clicked, rate), time="window_start"
-        ),
+        BUDGETS,
+        ms.panels.Lines("Cost per minute", AD_CTR, (COST,), last="2 hours"),
+        TOP_ADS,
         ms.panels.Newest("Stopped ads", STOPPED_ADS, by="stopped_at", show=("ad", "shown")),
-        ms.panels.Newest("Too late", LATE_EVENTS, by="occurred_at", show=("client", "late_by")),
+        TOO_LATE,
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import ipaddress
 import json
 import ssl
 import subprocess
@@ -13,6 +11,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import certificate
 import pytest
 import smtp_server
 from sink_tables import reasons, send
@@ -202,40 +201,6 @@ def test_digests_are_no_more_often_than_was_asked(tmp_path, server):
     assert server.taker.mails[1][1]["Subject"].endswith("rows of t")
 
 
-def _certificate(folder):
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    now = dt.datetime.now(dt.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False
-        )
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
-        .sign(key, hashes.SHA256())
-    )
-    path = folder / "server.pem"
-    path.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-        + made.public_bytes(serialization.Encoding.PEM)
-    )
-    return path
-
-
 def _authenticator(server, session, envelope, mechanism, data):
     from aiosmtpd.smtp import AuthResult
 
@@ -243,9 +208,10 @@ def _authenticator(server, session, envelope, mechanism, data):
 
 
 def test_a_session_is_encrypted_and_logged_in(tmp_path, monkeypatch):
-    path = _certificate(tmp_path)
+    certificate.write(tmp_path)
+    path = tmp_path / "server.crt"
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(path)
+    context.load_cert_chain(path, tmp_path / "server.key")
     options = {"tls_context": context, "require_starttls": True, "authenticator": _authenticator}
     send(tmp_path / "log", (None, {"n": 1}))
 

@@ -28,8 +28,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
+from millstream.access.server_address import server_address
 from millstream.connectors.sinks.connector import (
     RecordsToWrite,
     RefusedRecord,
@@ -259,12 +260,8 @@ def to_opensearch(
     Raises:
         ConfigError: the URL is not one of OpenSearch, or an option is not possible.
     """
-    try:
-        parts = urlsplit(url)
-        is_one = parts.scheme in SCHEMES and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_one = False
-    if not is_one or parts.path.strip("/") or parts.query or parts.fragment:
+    parts = server_address(url, SCHEMES)
+    if parts is None or parts.path.strip("/") or parts.query or parts.fragment:
         raise ConfigError(
             "the sink's URL is none of OpenSearch: give opensearch://host:9200, or opensearchs://user@host:9200 for TLS (? # / in "
             "a password as %3F %23 %2F)."

@@ -23,6 +23,7 @@ from typing import IO, NamedTuple
 from urllib.parse import urlsplit
 
 from millstream.access.secret_values import resolved, resolved_url
+from millstream.access.server_address import server_address
 from millstream.errors import ConfigError, RetriableError
 from millstream.smtp import SmtpEncryption, SmtpServer, is_mail_address, smtp_session
 
@@ -253,17 +254,8 @@ def tell_webhook(url: str, *, headers: Mapping[str, str] | None = None) -> Webho
 
 
 def _is_webhook_url(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return (
-            parts.scheme in ("http", "https")
-            and bool(parts.hostname)
-            and parts.username is None
-            and parts.port != 0
-            and _URL_TEXT.fullmatch(url) is not None
-        )
-    except ValueError:  # a port that is no number
-        return False
+    parts = server_address(url, ("http", "https"))
+    return parts is not None and parts.username is None and _URL_TEXT.fullmatch(url) is not None
 
 
 def tell_email(

@@ -74,9 +74,7 @@ class BatchResult:
     position: dict[str, dict[str, int]] = field(default_factory=dict)  # topic → partition → next
     arrived_ms: dict[str, dict[str, int]] = field(default_factory=dict)  # topic → partition → ms
     watermarks: dict[str, int] = field(default_factory=dict)  # operator → microseconds
-    gauges: dict[str, dict[str, float]] = field(
-        default_factory=dict
-    )  # operator → name → over all buckets
+    gauges: dict[str, dict[str, float]] = field(default_factory=dict)  # operator → name
     state_bytes: int = 0
     state: dict[str, Counter[str]] = field(default_factory=dict)  # operator → bytes, and rows
     worked_ms: dict[str, float] = field(default_factory=dict)  # step → in all tasks
