@@ -38,7 +38,7 @@ def wanted_starts(
     """Return where the topics of a plan begin that do not begin at their first record.
 
     ``asked``, of a run, is for streams: what is read as a table begins where it is declared to, unless an offset of it is
-    named.
+    named. If it is offsets alone, all topics of which none is named begin where they are declared to.
 
     Raises:
         ConfigError: a topic that is named is not read, or is a table of a database, which has all its records.
@@ -52,7 +52,7 @@ def wanted_starts(
     for topic, read in sources.items():
         is_table = any(one.table_key is not None or _is_captured(one) for one in read)
         start = declared.get(topic, LogStart())
-        if asked is not None and (asked.named(topic) or not is_table):
+        if asked is not None and (asked.named(topic) or not (is_table or asked.names_only)):
             start = asked
         if start.elsewhere == "earliest" and not start.named(topic):
             continue
