@@ -20,7 +20,7 @@ from typing import Any
 
 from millstream.client.reader import Reader
 from millstream.client.start_position import LogStart
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, UnknownTopicError
 from millstream.kernels.decode.debezium_records import DebeziumFormat, TransactionFormat
 from millstream.kernels.plan import JobPlan, SourcePlan
 from millstream.views.position import FIRST_OFFSETS
@@ -88,8 +88,8 @@ def load_or_create_first_offsets(
     """
     known = store.description(start.app, FIRST_OFFSETS) or {}
     if next_batch_id == 0 and not (checkpoint / "offsets" / "0").exists():
-        # Of a topic that was created again, nothing has been read.
-        valid = {t: one for t, one in known.items() if one["topic_id"] == log.topic_id(t)}
+        # Of a topic that was created again, or is not there any more, nothing has been read.
+        valid = {t: one for t, one in known.items() if _is_there(log, t, one["topic_id"])}
         left = {t: _noted(log, t, given) for t, given in wanted.items() if t not in valid}
         if left or len(valid) < len(known):
             store.put_run_description(start, FIRST_OFFSETS, valid | left)
@@ -99,6 +99,13 @@ def load_or_create_first_offsets(
         if began != given.text(topic):
             on_notice(_ignored(store, start.app, topic, given, began))
     return _offsets_of(known)
+
+
+def _is_there(log: Reader, topic: str, topic_id: str) -> bool:
+    try:
+        return log.topic_id(topic) == topic_id
+    except UnknownTopicError:
+        return False
 
 
 def _noted(log: Reader, topic: str, start: LogStart) -> dict[str, Any]:
