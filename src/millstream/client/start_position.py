@@ -100,10 +100,14 @@ def first_ms(moment: datetime) -> int:
 
 @dataclass(frozen=True)
 class LogStart:
-    """Where to begin in the topics of a log: at ``offsets``, by topic and partition; in other partitions at ``elsewhere``."""
+    """Where to begin in the topics of a log: at ``offsets``, by topic and partition; in other partitions at ``elsewhere``.
+
+    ``names_only``: nothing was said of other topics than those that are named.
+    """
 
     elsewhere: str | datetime = "earliest"
     offsets: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    names_only: bool = False
 
     @classmethod
     def of_topic(cls, topic: str, start: StartPosition, what: str) -> LogStart:
@@ -140,9 +144,9 @@ class LogStart:
             if at in offsets:
                 raise ConfigError(f"{option} names {at[0]}/{at[1]} twice: give one offset for it.")
             offsets[at] = offset
-        if elsewhere is None and not offsets:
-            return None
-        return cls("earliest" if elsewhere is None else elsewhere, offsets)
+        if elsewhere is None:
+            return cls(offsets=offsets, names_only=True) if offsets else None
+        return cls(elsewhere, offsets)
 
     def check_topics(self, topics: Collection[str], what: str) -> None:
         """Refuse offsets of other topics.

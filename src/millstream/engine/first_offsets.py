@@ -20,7 +20,7 @@ from typing import Any
 
 from millstream.client.reader import Reader
 from millstream.client.start_position import LogStart
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, UnknownTopicError
 from millstream.kernels.decode.debezium_records import DebeziumFormat, TransactionFormat
 from millstream.kernels.plan import JobPlan, SourcePlan
 from millstream.views.position import FIRST_OFFSETS
@@ -38,7 +38,7 @@ def wanted_starts(
     """Return where the topics of a plan begin that do not begin at their first record.
 
     ``asked``, of a run, is for streams: what is read as a table begins where it is declared to, unless an offset of it is
-    named.
+    named. If it is offsets alone, all topics of which none is named begin where they are declared to.
 
     Raises:
         ConfigError: a topic that is named is not read, or is a table of a database, which has all its records.
@@ -52,7 +52,7 @@ def wanted_starts(
     for topic, read in sources.items():
         is_table = any(one.table_key is not None or _is_captured(one) for one in read)
         start = declared.get(topic, LogStart())
-        if asked is not None and (asked.named(topic) or not is_table):
+        if asked is not None and (asked.named(topic) or not (is_table or asked.names_only)):
             start = asked
         if start.elsewhere == "earliest" and not start.named(topic):
             continue
@@ -88,8 +88,8 @@ def load_or_create_first_offsets(
     """
     known = store.description(start.app, FIRST_OFFSETS) or {}
     if next_batch_id == 0 and not (checkpoint / "offsets" / "0").exists():
-        # Of a topic that was created again, nothing has been read.
-        valid = {t: one for t, one in known.items() if one["topic_id"] == log.topic_id(t)}
+        # Of a topic that was created again, or is not there any more, nothing has been read.
+        valid = {t: one for t, one in known.items() if _is_there(log, t, one["topic_id"])}
         left = {t: _noted(log, t, given) for t, given in wanted.items() if t not in valid}
         if left or len(valid) < len(known):
             store.put_run_description(start, FIRST_OFFSETS, valid | left)
@@ -99,6 +99,13 @@ def load_or_create_first_offsets(
         if began != given.text(topic):
             on_notice(_ignored(store, start.app, topic, given, began))
     return _offsets_of(known)
+
+
+def _is_there(log: Reader, topic: str, topic_id: str) -> bool:
+    try:
+        return log.topic_id(topic) == topic_id
+    except UnknownTopicError:
+        return False
 
 
 def _noted(log: Reader, topic: str, start: LogStart) -> dict[str, Any]:

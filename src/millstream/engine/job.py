@@ -323,7 +323,8 @@ def _begin_reading(
         on_notice=options.on_notice,
     )
     if batch_id == 0:
-        committer.begin_at(first)
+        read = {source.topic for source in committer.plan.sources}
+        committer.begin_at({topic: offsets for topic, offsets in first.items() if topic in read})
     return replace(job, first_offsets=first)
 
 

@@ -356,3 +356,60 @@ def test_the_offsets_are_noted_for_those_that_look_at_the_app(folder):
     run(app)
     with open_state_store(app.state_store, readonly=True) as store:
         assert load_first_offsets(store, "readers") == {"clicks": (4,)}
+
+
+def test_offsets_of_one_topic_that_a_run_is_asked_for_leave_the_starts_of_others(folder):
+    def two():
+        app = declare(folder, start="latest")
+        app.topic("others", {"n": int}, partitions=1).stream().view("others", key="n")
+        return app
+
+    with ms.connect(folder) as log:
+        log.create_topic("others", partitions=1)
+        with log.producer() as producer:
+            for n in range(4):
+                producer.send("others", {"n": n})
+    run(two(), start="others/0/3")
+    send(folder, [(0, 60)], 1)
+    run(two())
+    assert seen(folder) == {(0, 20)}
+    with ms.view("others", log=folder) as view:
+        assert view.scan()["n"].to_list() == [3]
+
+
+def test_a_run_that_is_asked_for_the_first_record_elsewhere_has_it_of_all_topics(folder):
+    run(declare(folder, start="latest"), start=["earliest", "clicks/0/18"])
+    assert seen(folder) == {(0, 18), (0, 19)}
+    again = declare(folder, start="latest")
+    again.topic("others", {"n": int})
+    assert len(run(again, start="earliest")) == 0
+
+
+def test_a_topic_that_was_deleted_and_is_no_longer_read_is_forgotten(folder):
+    def two():
+        app = declare(folder, start="latest")
+        app.topic("others", {"n": int}, start="latest").stream().view("others", key="n")
+        return app
+
+    with ms.connect(folder) as log:
+        log.create_topic("others", partitions=1)
+    run(two())
+    with ms.connect(folder) as log:
+        log.delete_topic("others")
+    send(folder, [(0, 60)], 1)
+    assert run(declare(folder, start="latest")) == []
+    assert seen(folder) == {(0, 20)}
+
+
+def test_the_position_is_of_the_topics_that_are_read(folder):
+    with ms.connect(folder) as log:
+        log.create_topic("others", partitions=1)
+        with log.producer() as producer:
+            producer.send("others", {"n": 1})
+    both = declare(folder, start="latest")
+    both.topic("others", {"n": int}, start="latest").stream().view("others", key="n")
+    run(both)
+    send(folder, [(0, 60)], 1)
+    run(app := declare(folder, start="latest"))
+    with open_state_store(app.state_store, readonly=True) as store:
+        assert store.position("readers") == {"clicks": {"0": 21}}

@@ -93,7 +93,8 @@ class KeyedRows:
                 left = np.flatnonzero(missed) if left is None else left[missed]
 
     def _read(self, found: FoundRows, names: Sequence[str]) -> pl.DataFrame:
-        there = [name for name in names if name in found.table.column_names]
+        # With the hashes, as a table of no columns would have no rows.
+        there = [n for n in found.table.column_names if n == HASH or n in names]
         rows = self.runs.own_rows(found.run, found.table.select(there).take(pa.array(found.places)))
         return self._filled(rows, names)[[*names]]
 

@@ -166,6 +166,16 @@ def _by_key(rows):
     return found
 
 
+def test_a_run_without_any_of_the_columns_that_are_gathered_has_its_rows():
+    """All other columns are numbers, which are not gathered."""
+    held = KeyedRows(OperatorState(MemoryRunStore()), "rows", "n", signed=True, usual=USUAL)
+    for keys, late in ([*range(1, 9)], []), ([9], [7]):
+        rows = [(key, late, 1, key, []) for key in keys]
+        held.put(np.array(keys, np.uint64), pl.DataFrame(rows, COUNTED, orient="row"))
+    found = held.get(np.array([2, 9], np.uint64))
+    assert _by_key(found) == {2: [(1, [])], 9: [(1, [7])]}
+
+
 @pytest.mark.not_in_lane("thresholds", "it counts runs, which have many parts there")
 def test_a_run_has_only_the_columns_that_do_not_have_their_usual_values():
     state = OperatorState(MemoryRunStore())
